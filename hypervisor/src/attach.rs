@@ -7,6 +7,7 @@
 mod confinement;
 pub mod names;
 
+use std::ffi::CStr;
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -35,6 +36,8 @@ use crate::signals::Set;
 
 /// Time between two looks at the backend.
 const LOOK: Duration = Duration::from_millis(500);
+/// Name of the process, as the kernel has it, by which `detach` knows it. The kernel has room for no longer one.
+pub const NAME: &CStr = c"wormhole-attach";
 /// Signals that end the command.
 const ENDS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
@@ -120,6 +123,8 @@ impl AttachError {
 
 /// Attaches one guest until it ends, or a signal arrives.
 pub fn run(options: &Options) -> Result<(), AttachError> {
+    // Fails for no name. Threads that start later have names of their own.
+    let _ = rustix::thread::set_name(NAME);
     // A backend or a path may not answer: a signal ends this process at once, until only its own work is left. The next
     // attach replaces a name that is left.
     let stream = options.backend.connect()?.stream;

@@ -11,15 +11,13 @@ use clap::Args;
 use rustix::io::Errno;
 use wormhole_link::users::{Peer, peer_of};
 
-use crate::attach::Socket;
+use crate::attach::{self, Socket};
 use crate::listener::connect_at_once;
 use crate::places::Process;
 use crate::say;
 
 /// Time after which an `attach` that has been asked to end is killed: longer than it waits for the reports of its sessions.
 const LIMIT: Duration = Duration::from_secs(60);
-/// The command of the process, after its name.
-const COMMAND: &str = "attach";
 
 #[derive(Debug, Args)]
 pub struct Options {
@@ -86,20 +84,22 @@ fn listener_of(path: &Path) -> rustix::io::Result<Peer> {
 
 /// Returns the process that has begun to listen, if it is an `attach` of the user who did. If that one has ended and left the
 /// socket to another process, a later process may have its number.
+///
+/// A user can give a process any name. So a caller who names a stranger's socket can end a process of that stranger, and no other
+/// user's. Nothing that lies in the process's memory is read, such as its command line: the stranger can keep its reader waiting.
 fn attached(listener: Peer) -> Option<Process> {
     let pid = u32::try_from(listener.process).ok()?;
     // Found first: the facts are those of this process, or of a later one, which is then not ended.
     let process = Process::of(pid)?;
-    // Before its command line, which lies in its memory: another user's process can keep who reads that waiting.
     let is_own = user_of(pid) == Some(listener.user)
         && program_of("self").is_some_and(|own| program_of(&pid.to_string()) == Some(own));
     (is_own && is_attach(pid)).then_some(process)
 }
 
-/// Returns whether a process was started as `attach`.
+/// Returns whether a process has the name of an `attach`, which the kernel keeps.
 fn is_attach(pid: u32) -> bool {
-    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    line.split(|byte| *byte == 0).nth(1) == Some(COMMAND.as_bytes())
+    let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.strip_suffix(b"\n") == Some(attach::NAME.to_bytes())
 }
 
 /// Returns the effective user of a process.
@@ -119,23 +119,25 @@ fn program_of(process: &str) -> Option<OsString> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
     use std::process::{Command, Stdio};
 
     use rustix::process::geteuid;
 
     use super::*;
 
-    /// Starts a shell under this name, as `NAME attach`, which reads a line. Returns what `attached` finds for a listener of
-    /// this user, and for one of another user, at its number.
-    fn found(name: &std::ffi::OsStr) -> [bool; 2] {
+    /// Starts a shell as a program of this name, which names itself so, and reads a line. Returns what `attached` finds for a
+    /// listener of this user, and for one of another user, at its number.
+    fn found(program: &OsStr, name: &str) -> [bool; 2] {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join(COMMAND), "echo\nread line\n").unwrap();
-        let program = folder.path().join(name);
+        let program = folder.path().join(program);
         // By another process: a program that this one had open for writing could not be executed.
         let copied = Command::new("cp").arg("/bin/sh").arg(&program).status();
         assert!(copied.unwrap().success());
         let mut command = Command::new(&program);
-        command.arg(COMMAND).current_dir(folder.path());
+        let script = format!("printf {name} > /proc/$$/comm; echo; read line");
+        // The arguments are those of a real one.
+        command.args(["-c", &script, "attach"]);
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
@@ -149,8 +151,10 @@ mod tests {
 
     #[test]
     fn a_process_of_another_user_or_program_is_not_ended() {
-        assert_eq!(found(&program_of("self").unwrap()), [true, false]);
-        assert_eq!(found("other".as_ref()), [false, false]);
+        let (own, name) = (program_of("self").unwrap(), attach::NAME.to_str().unwrap());
+        assert_eq!(found(&own, name), [true, false]);
+        assert_eq!(found("other".as_ref(), name), [false, false]);
+        assert_eq!(found(&own, "wormhole"), [false, false]);
         let process = 0;
         assert_eq!(attached(Peer { user: 0, process }), None);
     }
