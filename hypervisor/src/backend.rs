@@ -110,6 +110,9 @@ fn file_size_limit(error: &std::io::Error) -> &'static str {
     }
 }
 
+/// Name of a window's file, as `/proc` shows it.
+pub const WINDOW: &str = "wormhole-window";
+
 /// Largest number of sessions that a tenant may have at the same time: each has a worker process on
 /// the host.
 const SESSION_LIMIT: u32 = 64;
@@ -809,7 +812,7 @@ impl Port {
 
 /// Creates a window.
 fn window(size: u64) -> Result<File, BackendError> {
-    let file = sealed_file("wormhole-window", size);
+    let file = sealed_file(WINDOW, size);
     file.map(File::from)
         .map_err(|source| BackendError::Window { size, source })
 }

@@ -1,18 +1,27 @@
 //! The names that the guest's monitor opens: of the window, and of the socket. The process that serves the guest may not
 //! remove them, so another one does when it has ended, however it ended.
 
-use std::fs::File;
+use std::fs::{File, read_link};
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::process::{Resource, getrlimit};
+use rustix::rand::{GetRandomFlags, getrandom};
 use wormhole_link::made::{Made, Place};
-use wormhole_link::tasks;
+use wormhole_link::{raise_descriptor_limit, tasks};
 
+use crate::backend::WINDOW;
 use crate::{listener, private};
+
+/// One more than the highest number of the descriptor to which the window's name leads. The kernel's table of a process with such
+/// a number takes 512 KiB.
+const HIGHEST: u64 = 1 << 16;
 
 /// Reason why a name cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -48,12 +57,18 @@ pub fn remove() {
 #[derive(Debug, Default)]
 pub struct Names {
     made: Vec<Made>,
+    /// The descriptor to which the window's name leads.
+    window: Option<OwnedFd>,
     remover: Option<Child>,
 }
 
 impl Names {
     /// Makes the window's name: a symbolic link to this process's descriptor. The file itself has no name, so that it can
-    /// be sealed, and its memory ends with its users. Replaces a link that leads nowhere.
+    /// be sealed, and its memory ends with its users. Replaces a link that leads nowhere, or to what is no window, since the
+    /// process of its number is a later one.
+    ///
+    /// The name is left behind if the process that removes it is killed too. So that it leads to no file of a later process, such
+    /// as another guest's window, the descriptor has a high number by chance.
     ///
     /// # Errors
     /// The place is taken, or no link can be made there.
@@ -61,10 +76,11 @@ impl Names {
         let place = made(path, Place::of(path))?;
         if let Ok((left, file)) = place.made()
             && file.metadata().is_ok_and(|file| file.is_symlink())
-            && !path.exists()
+            && is_left(path)
         {
             left.remove();
         }
+        let window = self.window.insert(made(path, high(window))?);
         let target = format!("/proc/{}/fd/{}", std::process::id(), window.as_raw_fd());
         made(path, symlink(target, path))?;
         self.made.push(made(path, place.made())?.0);
@@ -110,6 +126,35 @@ impl Names {
     }
 }
 
+/// Returns whether a link leads nowhere, or to a descriptor of a process that is not that of a window.
+fn is_left(link: &Path) -> bool {
+    let Ok(target) = read_link(link) else {
+        return false;
+    };
+    let mut parts = target.iter();
+    let is_descriptor =
+        parts.by_ref().take(2).eq(["/", "proc"]) && parts.nth(1) == Some("fd".as_ref());
+    let is_window = || {
+        let name = format!("/memfd:{WINDOW} ");
+        read_link(&target)
+            .is_ok_and(|file| file.as_os_str().as_bytes().starts_with(name.as_bytes()))
+    };
+    !link.exists() || is_descriptor && !is_window()
+}
+
+/// Returns another descriptor of a file, with a random number among the higher ones that this process may have.
+fn high(file: &File) -> io::Result<OwnedFd> {
+    // The limit stays what it is where it cannot be raised.
+    let _ = raise_descriptor_limit();
+    let most = getrlimit(Resource::Nofile).current;
+    let most = most.map_or(HIGHEST, |most| most.min(HIGHEST));
+    let mut random = [0; size_of::<u32>()];
+    getrandom(&mut random, GetRandomFlags::empty())?;
+    let number = most / 2 + u64::from(u32::from_ne_bytes(random)) % (most / 4).max(1);
+    let number = i32::try_from(number).map_err(io::Error::other)?;
+    Ok(fcntl_dupfd_cloexec(file, number)?)
+}
+
 fn made<T>(path: &Path, made: io::Result<T>) -> Result<T, NamesError> {
     made.map_err(|source| match source.kind() {
         io::ErrorKind::AlreadyExists | io::ErrorKind::AddrInUse => {
@@ -138,14 +183,15 @@ impl Drop for Names {
 mod tests {
     use std::fs::symlink_metadata;
 
+    use wormhole_monitor::sealed_file;
+
     use super::*;
 
     #[test]
     fn the_link_leads_to_the_window_and_goes_away() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("window");
-        let window = tempfile::tempfile().unwrap();
-        window.set_len(4096).unwrap();
+        let window = File::from(sealed_file(WINDOW, 4096).unwrap());
         symlink("/proc/none/fd/3", &path).unwrap();
         let mut names = Names::default();
         names.link(&path, &window).unwrap();
@@ -154,6 +200,30 @@ mod tests {
         assert!(matches!(taken, NamesError::Taken(_)), "{taken}");
         drop(names);
         assert!(symlink_metadata(path).is_err());
+    }
+
+    #[test]
+    fn a_link_that_was_left_is_replaced_where_a_later_process_has_its_number() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("window");
+        let window = File::from(sealed_file(WINDOW, 4096).unwrap());
+        let other = File::from(sealed_file("other", 4096).unwrap());
+        let link = |file: &File| {
+            let target = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+            symlink(target, &path).unwrap();
+        };
+        link(&other);
+        let mut names = Names::default();
+        names.link(&path, &window).unwrap();
+        let number = names.window.as_ref().unwrap().as_raw_fd();
+        assert!(number > window.as_raw_fd());
+        let taken = Names::default().link(&path, &window).unwrap_err();
+        assert!(matches!(taken, NamesError::Taken(_)), "{taken}");
+        drop(names);
+        // A person's own link is no left one, unless it leads nowhere.
+        symlink("/dev/null", &path).unwrap();
+        let taken = Names::default().link(&path, &window).unwrap_err();
+        assert!(matches!(taken, NamesError::Taken(_)), "{taken}");
     }
 
     #[test]
