@@ -4,14 +4,16 @@
 //! socket, and the close of some lasts for as long as the process likes: that of a TCP socket with `SO_LINGER`.
 
 use std::io::{self, ErrorKind, IoSliceMut};
-use std::mem::{ManuallyDrop, MaybeUninit};
+use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::Builder;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use wormhole_lock::Mutex;
 
 /// Closes underway with which no other process is accepted.
 const MOST: usize = 128;
@@ -20,8 +22,15 @@ const DESCRIPTORS: usize = 253;
 
 static UNDERWAY: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns whether so many closes are underway that no other process is accepted.
+/// Things that stay open because there was no thread to be had. Each one counts as a close underway.
+static LEFT: Mutex<Vec<Thing>> = Mutex::new(Vec::new());
+
+/// Something to be dropped.
+type Thing = Box<dyn Send>;
+
+/// Returns whether so many closes are underway that no other process is accepted. Closes what was left first.
 pub fn is_busy() -> bool {
+    close_left(&LEFT, start);
     UNDERWAY.load(Ordering::Relaxed) >= MOST
 }
 
@@ -41,11 +50,42 @@ impl Drop for Close {
     }
 }
 
-/// Drops something on a thread of its own. If there is no thread to be had, it stays open, and counts as a close underway.
+/// Drops something on a thread of its own. If there is no thread to be had, it stays open until [`is_busy`] finds one.
 fn close(thing: impl Send + 'static) {
-    let both = ManuallyDrop::new((thing, Close::begin()));
-    let body = move || drop(ManuallyDrop::into_inner(both));
-    let _ = Builder::new().name("close".to_owned()).spawn(body);
+    LEFT.lock().push(Box::new((thing, Close::begin())));
+    close_left(&LEFT, start);
+}
+
+/// Closes what was left, each on a thread that `start` starts, as long as there are threads.
+fn close_left(left: &Mutex<Vec<Thing>>, start: impl Fn(Thread) -> io::Result<()>) {
+    loop {
+        // Not in the loop's condition, which would hold the lock.
+        let thing = left.lock().pop();
+        let Some(thing) = thing else {
+            return;
+        };
+        // A thread that is not started drops its body, and nothing else.
+        let place = Arc::new(Mutex::new(Some(thing)));
+        let theirs = Arc::clone(&place);
+        let started = start(Box::new(move || {
+            let thing = theirs.lock().take();
+            drop(thing);
+        }));
+        if started.is_err()
+            && let Some(thing) = place.lock().take()
+        {
+            left.lock().push(thing);
+            return;
+        }
+    }
+}
+
+/// Body of a thread.
+type Thread = Box<dyn FnOnce() + Send>;
+
+fn start(body: Thread) -> io::Result<()> {
+    let thread = Builder::new().name("close".to_owned());
+    thread.spawn(body).map(drop)
 }
 
 /// Socket on whose other end is a process.
@@ -92,5 +132,29 @@ impl Drop for ProcessSocket {
         if let Some(socket) = self.0.take() {
             close(socket);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_found_no_thread_is_closed_later() {
+        static CLOSED: AtomicUsize = AtomicUsize::new(0);
+        struct Counted;
+        impl Drop for Counted {
+            fn drop(&mut self) {
+                CLOSED.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let left: Mutex<Vec<Thing>> = Mutex::new(vec![Box::new(Counted), Box::new(Counted)]);
+        close_left(&left, |_| Err(ErrorKind::WouldBlock.into()));
+        assert_eq!((left.lock().len(), CLOSED.load(Ordering::Relaxed)), (2, 0));
+        close_left(&left, |body| {
+            body();
+            Ok(())
+        });
+        assert_eq!((left.lock().len(), CLOSED.load(Ordering::Relaxed)), (0, 2));
     }
 }
