@@ -33,6 +33,8 @@ use crate::{ext4, mount_one};
 
 /// The memory's device is `pmem` with a number.
 const BLOCK_DEVICES: &str = "/sys/class/block";
+const NODES: &str = "/dev";
+const MEMORY_MAP: &str = "/proc/iomem";
 const CHARACTER_DEVICES: &str = "/sys/dev/char";
 const DRIVER: &str = "/sys/bus/nd/drivers/nd_pmem";
 const PLACE: &str = "/dev/shm";
@@ -73,8 +75,13 @@ pub enum SharedFilesError {
 /// Returns whether this machine has memory for shared files.
 #[must_use]
 pub fn is_there() -> bool {
-    let map = fs::read_to_string("/proc/iomem").unwrap_or_default();
-    map.lines().any(|line| line.ends_with(NAME))
+    memories() != 0
+}
+
+/// Returns the number of such memories of this machine. Each may be that of shared files.
+fn memories() -> usize {
+    let map = fs::read_to_string(MEMORY_MAP).unwrap_or_default();
+    map.lines().filter(|line| line.ends_with(NAME)).count()
 }
 
 /// Makes an empty file system for shared memory, mounts it, and starts the keeper. Programs must not run yet.
@@ -110,8 +117,8 @@ pub fn mount_over() -> Result<(), SharedFilesError> {
 /// Returns whether the memory's file system is mounted for shared memory.
 #[must_use]
 pub fn is_mounted() -> bool {
-    let found = find_device(Path::new(BLOCK_DEVICES));
-    let device = found.and_then(|(name, _)| fs::metadata(Path::new("/dev").join(name)).ok());
+    let found = find(Path::new(BLOCK_DEVICES), Path::new(NODES)).marked;
+    let device = found.and_then(|found| fs::metadata(found.node).ok());
     let place = fs::metadata(PLACE).ok();
     let both = device.zip(place);
     both.is_some_and(|(device, place)| device.st_rdev() == place.st_dev())
@@ -124,56 +131,88 @@ fn mount(device: &str) -> io::Result<()> {
 
 /// Makes an empty file system. Returns the path of its device.
 fn format() -> Result<String, SharedFilesError> {
-    let (name, bytes) = wait_for_device()?;
-    let path = format!("/dev/{name}");
-    let failed = |source| SharedFilesError::Format {
-        path: path.clone(),
-        source,
-    };
-    let device = File::options().read(true).write(true).open(&path);
-    let device = device.map_err(failed)?;
-    if !is_marked(&device).map_err(failed)? {
-        return Err(SharedFilesError::Foreign(path));
+    let Memory { node, bytes } = wait_for_device()?;
+    let formatted = File::options().read(true).write(true).open(&node);
+    let formatted = formatted.and_then(|device| {
+        ext4::format(&device, bytes)?;
+        device.sync_all()
+    });
+    match formatted {
+        Ok(()) => Ok(node),
+        Err(source) => Err(SharedFilesError::Format { path: node, source }),
     }
-    let formatted = ext4::format(&device, bytes);
-    formatted.and_then(|()| device.sync_all()).map_err(failed)?;
-    Ok(path)
 }
 
-/// Returns whether a launcher of Wormhole has made the memory. Other memory of this kind may have a file system of its own.
+/// Returns whether a launcher of Wormhole has made the memory. Other memory of this kind may have a file system of its own. The
+/// mark lies before the file system, which leaves it.
 fn is_marked(device: &File) -> io::Result<bool> {
     let mut first = [0; MARK.len()];
     device.read_exact_at(&mut first, 0)?;
     Ok(first == MARK)
 }
 
-/// Waits until the kernel has made the device, in which it takes turns with others. Returns the device's name and size.
-fn wait_for_device() -> Result<(String, u64), SharedFilesError> {
+/// Device of the memory.
+#[derive(Debug, PartialEq, Eq)]
+struct Memory {
+    node: String,
+    bytes: u64,
+}
+
+/// Devices of such memory.
+#[derive(Debug, Default)]
+struct Devices {
+    /// The one that a launcher of Wormhole has made.
+    marked: Option<Memory>,
+    /// All others.
+    foreign: Vec<String>,
+}
+
+/// Waits until the kernel has made the device, in which it takes turns with others.
+fn wait_for_device() -> Result<Memory, SharedFilesError> {
     if !Path::new(DRIVER).exists() {
         return Err(SharedFilesError::NoDriver);
     }
     let end = Instant::now() + FOUND_WITHIN;
     loop {
-        let found = find_device(Path::new(BLOCK_DEVICES));
-        match found.filter(|(name, _)| Path::new("/dev").join(name).exists()) {
-            Some(found) => return Ok(found),
-            None if Instant::now() > end => return Err(SharedFilesError::NoDevice),
-            None => thread::sleep(PAUSE),
+        let Devices { marked, foreign } = find(Path::new(BLOCK_DEVICES), Path::new(NODES));
+        if let Some(memory) = marked {
+            return Ok(memory);
+        }
+        let is_last = Instant::now() > end;
+        let all_are_there = foreign.len() >= memories();
+        match foreign.into_iter().next_back() {
+            // No other one comes.
+            Some(node) if is_last || all_are_there => return Err(SharedFilesError::Foreign(node)),
+            None if is_last => return Err(SharedFilesError::NoDevice),
+            _ => thread::sleep(PAUSE),
         }
     }
 }
 
-/// Returns name and size of the first device of such memory that has a size.
-fn find_device(devices: &Path) -> Option<(String, u64)> {
-    let entries = fs::read_dir(devices).into_iter().flatten().flatten();
-    let mut found = entries.filter_map(|entry| {
-        let name = entry.file_name().into_string().ok()?;
-        let sectors = fs::read_to_string(entry.path().join("size")).ok()?;
-        let sectors: u64 = sectors.trim().parse().ok()?;
-        let is_one = name.starts_with("pmem") && sectors > 0;
-        is_one.then(|| (name, sectors.saturating_mul(512)))
-    });
-    found.next()
+/// Finds the devices of such memory, without their partitions. One whose node cannot be read is not there yet.
+fn find(devices: &Path, nodes: &Path) -> Devices {
+    let mut found = Devices::default();
+    for entry in fs::read_dir(devices).into_iter().flatten().flatten() {
+        let Ok(name) = entry.file_name().into_string() else {
+            continue;
+        };
+        if !name.starts_with("pmem") || entry.path().join("partition").exists() {
+            continue;
+        }
+        let sectors = fs::read_to_string(entry.path().join("size")).unwrap_or_default();
+        let bytes = sectors
+            .trim()
+            .parse::<u64>()
+            .unwrap_or(0)
+            .saturating_mul(512);
+        let node = nodes.join(name).display().to_string();
+        match File::open(&node).and_then(|device| is_marked(&device)) {
+            Ok(true) if bytes != 0 => found.marked = Some(Memory { node, bytes }),
+            Ok(false) if bytes != 0 => found.foreign.push(node),
+            _ => {}
+        }
+    }
+    found
 }
 
 /// Keeper of the files.
@@ -630,24 +669,45 @@ mod tests {
     }
 
     #[test]
-    fn the_device_is_the_one_with_a_size() {
-        let devices = tempfile::tempdir().unwrap();
-        for (name, sectors) in [("vda", 8), ("pmem0", 0), ("pmem1", 16)] {
+    fn the_device_is_the_one_that_a_launcher_has_marked() {
+        let (devices, nodes) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let node = |name: &str| nodes.path().join(name).display().to_string();
+        let add = |name: &str, sectors: u64, first: &[u8]| {
             let folder = devices.path().join(name);
             fs::create_dir(&folder).unwrap();
             fs::write(folder.join("size"), format!("{sectors}\n")).unwrap();
-        }
-        let found = find_device(devices.path());
-        assert_eq!(found, Some(("pmem1".to_owned(), 8192)));
-        assert_eq!(find_device(Path::new("/nonexistent")), None);
+            let file = File::create(node(name)).unwrap();
+            file.set_len(4096).unwrap();
+            file.write_all_at(first, 0).unwrap();
+        };
+        let find = || find(devices.path(), nodes.path());
+        assert_eq!(find().marked, None);
+        add("vda", 8, &MARK);
+        add("pmem0", 8, b"another file system");
+        add("pmem1", 0, &MARK);
+        add("pmem3p1", 8, &MARK);
+        fs::write(devices.path().join("pmem3p1/partition"), "1\n").unwrap();
+        let found = find();
+        assert_eq!((found.marked, found.foreign), (None, vec![node("pmem0")]));
+        add("pmem2", 16, &MARK);
+        fs::create_dir(devices.path().join("pmem4")).unwrap();
+        let memory = Memory {
+            node: node("pmem2"),
+            bytes: 8192,
+        };
+        assert_eq!(find().marked, Some(memory));
+        let none = super::find(Path::new("/nonexistent"), nodes.path());
+        assert_eq!((none.marked, none.foreign), (None, Vec::new()));
     }
 
     #[test]
-    fn only_memory_of_a_launcher_has_the_mark() {
+    fn the_mark_stays_before_a_file_system() {
         let memory = tempfile::tempfile().unwrap();
-        memory.set_len(4096).unwrap();
+        let bytes = 64 << 20;
+        memory.set_len(bytes).unwrap();
         assert!(!is_marked(&memory).unwrap());
         memory.write_all_at(&MARK, 0).unwrap();
+        ext4::format(&memory, bytes).unwrap();
         assert!(is_marked(&memory).unwrap());
     }
 
