@@ -66,6 +66,11 @@ pub enum SharedFilesError {
     Foreign(String),
     #[error("no file system can be made on {path}: {source}")]
     Format { path: String, source: io::Error },
+    #[error(
+        "{0} has files, which a file system over it would hide from programs that look for them: restart the guest, whose \
+         service wormhole-guest-files mounts it before programs run"
+    )]
+    InUse(&'static str),
     #[error("cannot mount the memory for shared files at {PLACE}: {0}")]
     Mount(io::Error),
     #[error("the keeper of shared files cannot serve: {0}")]
@@ -106,12 +111,20 @@ pub fn start() -> Result<(), SharedFilesError> {
 /// run yet.
 ///
 /// # Errors
-/// As [`start`].
+/// As [`start`]. The first one has files.
 pub fn mount_over() -> Result<(), SharedFilesError> {
-    match is_mounted() {
-        true => Ok(()),
-        false => mount(&format()?).map_err(SharedFilesError::Mount),
+    if is_mounted() {
+        return Ok(());
     }
+    if !is_empty(Path::new(PLACE)).map_err(SharedFilesError::Mount)? {
+        return Err(SharedFilesError::InUse(PLACE));
+    }
+    mount(&format()?).map_err(SharedFilesError::Mount)
+}
+
+/// Returns whether a folder has no files.
+fn is_empty(folder: &Path) -> io::Result<bool> {
+    Ok(fs::read_dir(folder)?.next().is_none())
 }
 
 /// Returns whether the memory's file system is mounted for shared memory.
@@ -698,6 +711,15 @@ mod tests {
         assert_eq!(find().marked, Some(memory));
         let none = super::find(Path::new("/nonexistent"), nodes.path());
         assert_eq!((none.marked, none.foreign), (None, Vec::new()));
+    }
+
+    #[test]
+    fn a_folder_with_a_file_is_in_use() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(is_empty(folder.path()).unwrap());
+        fs::write(folder.path().join(".hidden"), "").unwrap();
+        assert!(!is_empty(folder.path()).unwrap());
+        assert!(is_empty(&folder.path().join("missing")).is_err());
     }
 
     #[test]
