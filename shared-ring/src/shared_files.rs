@@ -9,8 +9,8 @@ use zerocopy::transmute;
 /// First bytes of the memory that a launcher gives a guest for shared files. A guest makes a file system of no other memory.
 pub const MARK: [u8; 32] = *b"wormhole memory for shared files";
 
-/// Name of the keeper's socket, in the abstract namespace.
-pub const SOCKET: &str = "wormhole-shared-files";
+/// The keeper's socket, beside the window's devices. Those who may open these may connect.
+pub const SOCKET: &str = "/dev/wormhole-shared-files";
 /// Bytes of a request, and of the beginning of its answer.
 pub const MESSAGE_BYTES: usize = 24;
 /// Bytes of a part in an answer.

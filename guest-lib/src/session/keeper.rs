@@ -114,11 +114,8 @@ impl Keeper {
         stream.set_read_timeout(Some(ANSWERS_WITHIN))?;
         // Connecting waits no longer either, where others fill the keeper's queue.
         stream.set_write_timeout(Some(ANSWERS_WITHIN))?;
-        connect(
-            &stream,
-            &SocketAddrUnix::new_abstract_name(SOCKET.as_bytes())?,
-        )?;
-        // Any process can take the name where there is no keeper.
+        connect(&stream, &SocketAddrUnix::new(SOCKET)?)?;
+        // A container can have another file there.
         if !rustix::net::sockopt::socket_peercred(&stream)?
             .uid
             .is_root()

@@ -9,22 +9,30 @@
 //! [`wormhole_ring::shared_files`] has the messages.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, IoSliceMut, Write};
 use std::mem::{ManuallyDrop, MaybeUninit};
+use std::net::Shutdown;
+use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::linux::fs::MetadataExt;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::{FileExt, FileTypeExt};
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::fs::{FileExt, FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{OFlags, fcntl_getfl};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
+    SocketFlags, SocketType, connect, recvmsg, socket_with,
+};
 
 use wormhole_ring::layout::{SEGMENT_BYTES, session::GENERATION};
 use wormhole_ring::shared_files::{Answer, MARK, MESSAGE_BYTES, MOST_PARTS, Part, Request, SOCKET};
@@ -48,6 +56,9 @@ const NAME: &str = "Persistent Memory (legacy)";
 /// Most processes that have registered files, and most files of all of them. Each process has a stream and a window here.
 const MOST_PROCESSES: usize = 256;
 const MOST_FILES: usize = 256;
+/// Most processes of one user other than root, more than a backend gives sessions to. The descriptors that a user sends may never
+/// close, and then take that user's places alone.
+const MOST_OF_USER: usize = 96;
 /// Time that a process has for its first message.
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
 /// Pause between two looks at a session that ends.
@@ -237,14 +248,12 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Makes the socket to which processes connect.
+    /// Makes the socket to which processes of this process's user and group connect.
     ///
     /// # Errors
     /// Another process has it.
     pub fn listen() -> Result<Self, SharedFilesError> {
-        let listener =
-            SocketAddr::from_abstract_name(SOCKET).and_then(|name| UnixListener::bind_addr(&name));
-        let listener = listener.map_err(SharedFilesError::Serve)?;
+        let listener = listen_at(Path::new(SOCKET)).map_err(SharedFilesError::Serve)?;
         let status = fs::metadata(PLACE).map_err(SharedFilesError::Serve)?;
         let device = status.st_dev();
         Ok(Self { listener, device })
@@ -253,6 +262,7 @@ impl Keeper {
     /// Serves processes, each in a thread of its own.
     pub fn run(self) -> ! {
         let device = self.device;
+        let mut users = BTreeMap::new();
         loop {
             // Other processes wait, as long as they like.
             let place = loop {
@@ -266,6 +276,13 @@ impl Keeper {
                 thread::sleep(PAUSE);
                 continue;
             };
+            let user = socket_peercred(&stream).map_or(u32::MAX, |peer| peer.uid.as_raw());
+            let user = users.entry(user).or_insert_with(|| User::new(user));
+            let Some(of_user) = user.take() else {
+                user.refuse(stream);
+                continue;
+            };
+            let place = (place, of_user);
             // The close of a descriptor that a process has sent may never end, so this thread closes no stream. One for which no
             // thread can be made stays open, and keeps its place.
             let both = ManuallyDrop::new((stream, place));
@@ -283,19 +300,86 @@ static FILES: AtomicUsize = AtomicUsize::new(0);
 
 /// One of a limited number, until it is dropped.
 #[derive(Debug)]
-struct Counted(&'static AtomicUsize);
+struct Counted<C: Deref<Target = AtomicUsize> = &'static AtomicUsize>(C);
 
-impl Counted {
-    fn take(count: &'static AtomicUsize, most: usize) -> Option<Self> {
+impl<C: Deref<Target = AtomicUsize>> Counted<C> {
+    fn take(count: C, most: usize) -> Option<Self> {
+        let is_free = count.fetch_add(1, Ordering::Relaxed) < most;
         let counted = Self(count);
-        (count.fetch_add(1, Ordering::Relaxed) < most).then_some(counted)
+        is_free.then_some(counted)
     }
 }
 
-impl Drop for Counted {
+impl<C: Deref<Target = AtomicUsize>> Drop for Counted<C> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// Place of a process, among all and among those of its user.
+type Place = (Counted, Counted<Arc<AtomicUsize>>);
+
+/// Places of a user's processes.
+#[derive(Debug)]
+struct User {
+    taken: Arc<AtomicUsize>,
+    most: usize,
+    /// To the thread that closes the streams of those without a place, once there was one.
+    refused: Option<Sender<ManuallyDrop<UnixStream>>>,
+}
+
+impl User {
+    fn new(user: u32) -> Self {
+        Self {
+            taken: Arc::default(),
+            most: match user {
+                0 => MOST_PROCESSES,
+                _ => MOST_OF_USER,
+            },
+            refused: None,
+        }
+    }
+
+    fn take(&self) -> Option<Counted<Arc<AtomicUsize>>> {
+        Counted::take(Arc::clone(&self.taken), self.most)
+    }
+
+    /// Ends the stream of a process without a place. Its close may never end, and then the closes of this user's other streams wait.
+    fn refuse(&mut self, stream: UnixStream) {
+        let _ = stream.shutdown(Shutdown::Both);
+        // A stream that no thread closes stays open.
+        let stream = ManuallyDrop::new(stream);
+        if self.refused.is_none() {
+            let (refused, streams) = channel::<ManuallyDrop<UnixStream>>();
+            let close = move || {
+                streams
+                    .into_iter()
+                    .map(ManuallyDrop::into_inner)
+                    .for_each(drop)
+            };
+            let started = thread::Builder::new().spawn(close);
+            self.refused = started.is_ok().then_some(refused);
+        }
+        if let Some(refused) = &self.refused {
+            let _ = refused.send(stream);
+        }
+    }
+}
+
+/// Listens at a path for this process's user and group. Replaces the socket of an earlier keeper.
+fn listen_at(path: &Path) -> io::Result<UnixListener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match connect(&socket, &SocketAddrUnix::new(path)?) {
+        Err(Errno::NOENT) => {}
+        Err(Errno::CONNREFUSED) => fs::remove_file(path)?,
+        // Its queue may be full.
+        Ok(()) | Err(Errno::AGAIN) => return Err(io::ErrorKind::AddrInUse.into()),
+        Err(error) => return Err(error.into()),
+    }
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(path, Permissions::from_mode(0o660))?;
+    Ok(listener)
 }
 
 /// Session of a process.
@@ -307,7 +391,7 @@ struct Session {
 }
 
 /// Serves a process until it has ended, and keeps its files until its session has.
-fn keep(mut stream: UnixStream, device: u64, _place: &Counted) {
+fn keep(mut stream: UnixStream, device: u64, _place: &Place) {
     let mut files = BTreeMap::new();
     let _ = stream.set_read_timeout(Some(HELLO_LIMIT));
     let session = match receive(&stream) {
@@ -557,7 +641,13 @@ fn generation_at(window: &File, offset: u64) -> io::Result<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{IoSlice, Read};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
     use std::os::unix::fs::OpenOptionsExt;
+
+    use rustix::net::sockopt::set_socket_linger;
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
     use super::*;
 
@@ -670,6 +760,73 @@ mod tests {
         theirs.write_all(&message[..1]).unwrap();
         let error = receive(&ours).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_user_has_places_of_its_own() {
+        let (mut user, other) = (User::new(1000), User::new(1001));
+        let taken: Vec<_> = std::iter::repeat_with(|| user.take())
+            .map_while(|one| one)
+            .collect();
+        assert_eq!(taken.len(), MOST_OF_USER);
+        assert!(other.take().is_some());
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        user.refuse(ours);
+        // The end.
+        assert_eq!((&theirs).read(&mut [0]).unwrap(), 0);
+        drop(taken);
+        assert!(user.take().is_some());
+        let root = User::new(0);
+        let taken: Vec<_> = (0..MOST_PROCESSES).map_while(|_| root.take()).collect();
+        assert_eq!(taken.len(), MOST_PROCESSES);
+    }
+
+    #[test]
+    fn a_process_whose_close_takes_long_delays_its_users_refusals_alone() {
+        /// Time for which the close of a socket waits that a process sends.
+        const LINGER: Duration = Duration::from_secs(20);
+        let reader = TcpListener::bind("127.0.0.1:0").unwrap();
+        let slow = TcpStream::connect(reader.local_addr().unwrap()).unwrap();
+        set_socket_linger(&slow, Some(LINGER)).unwrap();
+        slow.set_nonblocking(true).unwrap();
+        // Bytes that nobody reads.
+        while (&slow).write(&[0; 64 << 10]).is_ok() {}
+        slow.set_nonblocking(false).unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [slow.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        sendmsg(
+            &theirs,
+            &[IoSlice::new(&[0])],
+            &mut control,
+            SendFlags::empty(),
+        )
+        .unwrap();
+        drop(slow);
+        let began = Instant::now();
+        let (mut user, mut other) = (User::new(1000), User::new(1001));
+        user.refuse(ours);
+        for user in [&mut user, &mut other] {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            user.refuse(ours);
+            assert_eq!((&theirs).read(&mut [0]).unwrap(), 0);
+        }
+        assert!(began.elapsed() < LINGER / 2, "it waited for a close");
+    }
+
+    #[test]
+    fn the_socket_is_for_a_group_and_replaces_one_that_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        drop(UnixListener::bind(&path).unwrap());
+        let _listener = listen_at(&path).unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o660);
+        let taken = listen_at(&path).unwrap_err();
+        assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
+        assert!(UnixStream::connect(&path).is_ok());
     }
 
     #[test]

@@ -32,8 +32,9 @@ const DESCRIPTORS: [(&str, &str); 4] = [
 
 /// Device for page faults that a process serves itself.
 const FAULTS: &str = "/dev/userfaultfd";
-/// Prefixes of the names of devices that the program may open: disks, the window, and the device for page faults.
-const OF_THE_PROGRAM: [&[u8]; 3] = [b"vd", b"dax", b"userfaultfd"];
+/// Prefixes of the names of devices that the program may open: disks, the window, the device for page faults, and the socket of
+/// the keeper of shared files.
+const OF_THE_PROGRAM: [&[u8]; 4] = [b"vd", b"dax", b"userfaultfd", b"wormhole-shared-files"];
 
 #[derive(Debug, thiserror::Error)]
 pub enum SystemError {
