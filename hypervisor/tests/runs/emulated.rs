@@ -121,7 +121,7 @@ pub fn limits_of(name: &str, mebibytes: u64) -> String {
 }
 
 /// Finds an image for a kernel in a folder.
-type FindImage = fn(&Path, Kernel) -> Result<Image, ImageError>;
+pub type FindImage = fn(&Path, Kernel) -> Result<Image, ImageError>;
 
 /// Runs a bash script as [`script`] does, in a machine that has these images and counts as hung after `limit`.
 pub fn script_with(

@@ -1,7 +1,7 @@
 //! Works on the disk image of Debian as its users do.
 //!
-//! One test boots it by Wormhole's own monitor, with a backend and a tap interface, and one its kernel alone. One boots it
-//! in a guest of QEMU as docs/qemu.md describes it, with a backend outside. Its systemd starts a guest and a backend VM there.
+//! One test boots it by Wormhole's own monitor, with a backend and a tap interface, one as a tenant of a backend VM, and one its
+//! kernel alone. One boots it in a guest of QEMU as docs/qemu.md describes it, with a backend outside. Its systemd starts a guest and a backend VM there.
 
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use wormhole_images::{DiskFile, Image, Kernel};
 
 use crate::documents::{blocks_of, commands_of, root};
-use crate::emulated::{script_with, shown};
+use crate::emulated::{FindImage, script_with, shown};
 use crate::guest::PROGRAMS;
 use crate::guest_network::{GUEST, HOST, PORT};
 use crate::guest_of_qemu;
@@ -218,7 +218,41 @@ STOP --timeout 300
 "$command" backend stop
 "#;
 
-/// Programs of the guest beside Debian.
+/// Commands of the disk's ordinary user in a tenant of a backend VM, which reaches no memory for shared files.
+const TRY_AS_TENANT: &str = r#"#!/bin/bash
+wormhole-guest check
+for program in PROGRAMS; do $program || echo "FAILED $program $?"; done
+echo "shared memory is $(stat --file-system --format %T /dev/shm), its keeper $(systemctl is-active wormhole-guest-keeper)"
+echo "failed units [$(systemctl --failed --no-legend --plain)]"
+echo "system $(systemctl is-system-running --wait)"
+"#;
+
+/// Commands of a person who boots the disk in a guest with a backend VM, logs in as an ordinary user, runs [`TRY_AS_TENANT`], and
+/// switches the guest off by its power button. `$2` is the folder of the disk's image.
+const TENANT: &str = r#"
+set -e
+command=$1 image=$2
+said() { shown debian "$1"; }
+mount -t cgroup2 none /sys/fs/cgroup
+"$command" backend start --placement vm --slots 1 --slot-size 514M
+network="net.ifnames=0"
+patience="systemd.default_device_timeout_sec=900 systemd.default_timeout_start_sec=900"
+cd "$image"
+ln -s /dev/vda disk.raw
+START --backend default --memory 512M
+said "guest login: "
+coproc console { exec CONSOLE 2>&1; }
+echo user >&${console[1]}
+said "user@guest:"
+echo try >&${console[1]}
+said "system running"
+"$command" ps
+"$command" guest logs debian
+STOP --timeout 300
+"$command" backend stop
+"#;
+
+/// Programs of that tenant, and of the guest beside Debian.
 const BESIDE: [&str; 3] = ["vector_add", "reduction", "streams_events"];
 
 /// Returns the commands with the addresses and the line of the network's test.
@@ -230,9 +264,8 @@ fn with_network(commands: &str) -> String {
         .replace("GREETING", GREETING)
 }
 
-/// Returns [`LOGIN`] with the page's commands. The guest's kernel has more parameters than the page says, since this machine
-/// is slow.
-fn login() -> String {
+/// Returns commands with those of the page. The guest's kernel has more parameters than the page says, since this machine is slow.
+fn by_the_page(commands: &str) -> String {
     const PARAMETERS: &str = "root=/dev/vda rw";
     let page = commands_of(&root().join("docs/guests.md"));
     let [start, console, stop, ..] = &page[..] else {
@@ -241,7 +274,7 @@ fn login() -> String {
     assert!(start.contains(PARAMETERS), "{start}");
     let more = format!("{PARAMETERS} quiet $network $patience");
     let own = |line: &str| line.replace("target/wormhole/bin/wormhole", "\"$command\"");
-    with_network(LOGIN)
+    with_network(commands)
         .replace("START", &own(start).replace(PARAMETERS, &more))
         .replace("CONSOLE", &own(console))
         .replace("STOP", &own(stop))
@@ -283,7 +316,8 @@ fn input_of_the_console_reaches_the_virtio_console_once_the_guest_speaks_there()
         Err(reason) => return println!("skipped: {reason}"),
     };
     let options = blocks_of(&root().join("docs/guests.md"), "toml").swap_remove(0);
-    let said = boot(&VIRTIO_CONSOLE.replace("OPTIONS", &options), &disk, &[]);
+    let commands = VIRTIO_CONSOLE.replace("OPTIONS", &options);
+    let said = boot(&[Image::guest], &commands, &disk, &[]);
     for words in [
         "vcpu0 has no network",
         "disk-0 has no network",
@@ -293,9 +327,9 @@ fn input_of_the_console_reaches_the_virtio_console_once_the_guest_speaks_there()
     }
 }
 
-/// Runs a script in an emulated host that has the disk, its image's files and programs. `$2` is the folder of the image, `$3`
+/// Runs a script in an emulated host that has images, the disk, its image's files and programs. `$2` is the folder of the image, `$3`
 /// that of the programs.
-fn boot(commands: &str, disk: &Disk, programs: &[PathBuf]) -> String {
+fn boot(images: &[FindImage], commands: &str, disk: &Disk, programs: &[PathBuf]) -> String {
     let copy = File::options().read(true).write(true).open(&disk.copy);
     let copy = copy.expect("it is ours");
     let device = DiskFile {
@@ -318,7 +352,7 @@ fn boot(commands: &str, disk: &Disk, programs: &[PathBuf]) -> String {
     let folder = programs.first().and_then(|program| program.parent());
     let folder = folder.map(Path::as_os_str).unwrap_or_default();
     script_with(
-        &[Image::guest],
+        images,
         &(shown(800, 1.0) + commands),
         &[disk.image.clone().into(), folder.into()],
         &[&parts[..], &tools, programs].concat(),
@@ -348,7 +382,7 @@ fn debian_boots_in_a_guest_and_its_user_runs_the_demo() {
     let files: Vec<PathBuf> = built.chain([attempt]).collect();
     disk.edit(&copies(&files, "/usr/local/bin"));
     let beside = BESIDE.map(|name| program("static", name));
-    let said = boot(&login(), &disk, &beside);
+    let said = boot(&[Image::guest], &by_the_page(LOGIN), &disk, &beside);
     let passes = programs.iter().map(|name| format!("PASS {name}"));
     let others = [
         "user 1000, library path []",
@@ -374,6 +408,38 @@ fn debian_boots_in_a_guest_and_its_user_runs_the_demo() {
         !said.contains("the guest beside Debian ends with"),
         "{said}"
     );
+}
+
+#[test]
+fn debian_is_a_tenant_of_a_backend_vm() {
+    let _beside = beside_other_guests();
+    let disk = match Disk::new() {
+        Ok(disk) => disk,
+        Err(reason) => return println!("skipped: {reason}"),
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let attempt = folder.path().join("try");
+    let commands = TRY_AS_TENANT.replace("PROGRAMS", &BESIDE.join(" "));
+    fs::write(&attempt, commands).expect("room");
+    fs::set_permissions(&attempt, Permissions::from_mode(0o755)).expect("it is ours");
+    let built = BESIDE.iter().map(|name| program("static", name));
+    let files: Vec<PathBuf> = built.chain([attempt]).collect();
+    disk.edit(&copies(&files, "/usr/local/bin"));
+    let images: [FindImage; 2] = [Image::guest, Image::backend];
+    let said = boot(&images, &by_the_page(TENANT), &disk, &[]);
+    let passes = BESIDE.map(|name| format!("PASS {name}"));
+    let others = [
+        "All is well",
+        "shared memory is tmpfs, its keeper inactive",
+        "failed units []",
+        "system running",
+        "guest debian switched itself off",
+        "backend default is stopped",
+    ];
+    for words in passes.into_iter().chain(others.map(str::to_owned)) {
+        assert!(said.contains(&words), "{words}: {said}");
+    }
+    assert!(!said.contains("FAILED"), "{said}");
 }
 
 /// Options of the guest that systemd starts.
