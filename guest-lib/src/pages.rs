@@ -594,8 +594,7 @@ mod tests {
 
     /// Returns true if this process may use userfaultfd; prints that the test is skipped otherwise.
     fn holds_writers() -> bool {
-        // SAFETY: plain call.
-        let is_root = unsafe { libc::geteuid() } == 0;
+        let is_root = rustix::process::geteuid().is_root();
         let open = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
         let may = is_root || open.is_ok_and(|text| text.trim() == "1");
         let can = can_hold_writers();

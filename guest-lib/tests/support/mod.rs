@@ -99,8 +99,7 @@ impl Shared {
 /// Returns whether a test of memory whose accesses are blocked is skipped, and says so on standard error: this process may
 /// not hold off writers of memory by userfaultfd.
 pub fn is_skipped(is_supported: bool) -> bool {
-    // SAFETY: plain call.
-    let is_root = unsafe { libc::geteuid() } == 0;
+    let is_root = rustix::process::geteuid().is_root();
     let open = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
     let may = is_root || open.is_ok_and(|text| text.trim() == "1");
     assert!(is_supported || !may, "writers cannot be held off");
