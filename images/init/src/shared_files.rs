@@ -283,14 +283,18 @@ impl Keeper {
                 continue;
             };
             let place = (place, of_user);
-            // The close of a descriptor that a process has sent may never end, so this thread closes no stream. One for which no
-            // thread can be made stays open, and keeps its place.
-            let both = ManuallyDrop::new((stream, place));
+            // The close of a descriptor that a process has sent may never end, so this thread closes no stream.
+            let (give, given) = channel();
             let keep = move || {
-                let (stream, place) = ManuallyDrop::into_inner(both);
-                keep(stream, device, &place);
+                if let Ok((stream, place)) = given.recv() {
+                    keep(stream, device, &place);
+                }
             };
-            let _ = thread::Builder::new().spawn(keep);
+            match thread::Builder::new().spawn(keep) {
+                // The thread waits for it.
+                Ok(_) => drop(give.send((stream, place))),
+                Err(_) => user.refuse(stream),
+            }
         }
     }
 }
@@ -319,13 +323,18 @@ impl<C: Deref<Target = AtomicUsize>> Drop for Counted<C> {
 /// Place of a process, among all and among those of its user.
 type Place = (Counted, Counted<Arc<AtomicUsize>>);
 
+/// Stream that the thread which accepts streams must not close.
+type Refused = ManuallyDrop<UnixStream>;
+
 /// Places of a user's processes.
 #[derive(Debug)]
 struct User {
     taken: Arc<AtomicUsize>,
     most: usize,
     /// To the thread that closes the streams of those without a place, once there was one.
-    refused: Option<Sender<ManuallyDrop<UnixStream>>>,
+    refused: Option<Sender<Refused>>,
+    /// Streams for which there was no such thread yet. They stay open.
+    left: Vec<Refused>,
 }
 
 impl User {
@@ -337,6 +346,7 @@ impl User {
                 _ => MOST_OF_USER,
             },
             refused: None,
+            left: Vec::new(),
         }
     }
 
@@ -347,21 +357,20 @@ impl User {
     /// Ends the stream of a process without a place. Its close may never end, and then the closes of this user's other streams wait.
     fn refuse(&mut self, stream: UnixStream) {
         let _ = stream.shutdown(Shutdown::Both);
-        // A stream that no thread closes stays open.
-        let stream = ManuallyDrop::new(stream);
+        self.left.push(ManuallyDrop::new(stream));
         if self.refused.is_none() {
-            let (refused, streams) = channel::<ManuallyDrop<UnixStream>>();
+            let (refused, streams) = channel::<Refused>();
             let close = move || {
-                streams
-                    .into_iter()
-                    .map(ManuallyDrop::into_inner)
-                    .for_each(drop)
+                let streams = streams.into_iter().map(ManuallyDrop::into_inner);
+                streams.for_each(drop);
             };
             let started = thread::Builder::new().spawn(close);
             self.refused = started.is_ok().then_some(refused);
         }
         if let Some(refused) = &self.refused {
-            let _ = refused.send(stream);
+            for stream in self.left.drain(..) {
+                let _ = refused.send(stream);
+            }
         }
     }
 }
