@@ -85,11 +85,12 @@ pub(super) trait TextureMessage {
     fn wanted(&self) -> Wanted;
     fn settings(&self) -> Sampling;
 
-    /// Returns the settings. Unknown modes of linear memory, which the driver ignores, are cleared.
+    /// Returns the settings for a resource. Unknown modes that the driver ignores are cleared: all of linear memory, and the
+    /// address modes of dimensions that the resource lacks.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`: a mode or a flag is unknown.
-    fn sampling(&self) -> Result<Sampling, CuResult> {
+    fn sampling(&self, used: &Used) -> Result<Sampling, CuResult> {
         let mut sampling = self.settings();
         let Sampling {
             address_modes,
@@ -97,10 +98,17 @@ pub(super) trait TextureMessage {
             level_filter,
             ..
         } = &mut sampling;
-        if self.wanted().source == TextureSource::Linear {
-            for mode in address_modes.iter_mut() {
-                *mode = closed::ADDRESS_MODE.known_or_zero(*mode);
-            }
+        let is_linear = self.wanted().source == TextureSource::Linear;
+        let dimensions = match used {
+            Used::Memory if is_linear => 0,
+            Used::Memory => 2,
+            Used::Array(array) => dimensions(&array.shape),
+            Used::Mipmap(mipmap) => dimensions(&mipmap.shape),
+        };
+        for mode in &mut address_modes[dimensions..] {
+            *mode = closed::ADDRESS_MODE.known_or_zero(*mode);
+        }
+        if is_linear {
             for mode in [&mut *filter, &mut *level_filter] {
                 *mode = closed::FILTER_MODE.known_or_zero(*mode);
             }
@@ -113,6 +121,11 @@ pub(super) trait TextureMessage {
         closed::TEXTURE.check(sampling.flags)?;
         Ok(sampling)
     }
+}
+
+/// Returns the number of an array's dimensions, layers among them.
+fn dimensions(shape: &ArrayShape) -> usize {
+    shape.extent().iter().filter(|extent| **extent > 0).count()
 }
 
 macro_rules! texture_messages {
@@ -329,7 +342,7 @@ impl Serve<TextureCreate> for Session {
         has_room(&self.objects.arrays.textures)?;
         let device = self.here(call);
         let (resource, used) = self.resource(&device, &message.wanted())?;
-        let sampling = message.sampling()?;
+        let sampling = message.sampling(&used)?;
         closed::VIEW_FORMAT.check(message.view_format)?;
         let [first_level, last_level, first_layer, last_layer] = message.view_parts;
         let view = (message.viewed != 0).then_some(View {

@@ -54,7 +54,7 @@ impl Serve<TexRefBindTexture<'_>> for Session {
                 (Some(resource), used)
             }
         };
-        let sampling = message.sampling()?;
+        let sampling = message.sampling(&used)?;
         self.order(call, image.device.clone(), move |device| {
             let key = (TexRefTarget::Texture, name);
             bind(&image, key, used, |name| {
