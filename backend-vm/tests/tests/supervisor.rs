@@ -577,32 +577,39 @@ fn the_supervisor_serves_guests_without_privileges_and_under_a_filter() {
         || backend.tenant_processes().len() == 2,
         || "the tenant's process, and one for the next tenant".into(),
     );
-    let processes = backend
-        .scrubbers()
-        .into_iter()
-        .chain(backend.tenant_processes());
-    let processes = processes
-        .map(i32::cast_unsigned)
-        .chain([backend.child.id()]);
-    let tasks = processes.flat_map(|pid| std::fs::read_dir(format!("/proc/{pid}/task")).unwrap());
-    let mut threads = 0;
-    for task in tasks.flatten() {
-        let status = std::fs::read_to_string(task.path().join("status")).unwrap();
-        let field = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name));
-            line.unwrap().trim().to_owned()
-        };
-        for set in ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"] {
-            assert_eq!(field(set), "0000000000000000", "{set} {status}");
-        }
-        assert_eq!(field("NoNewPrivs:"), "1");
-        assert_eq!(field("Seccomp:"), "2");
-        threads += 1;
-    }
+    let statuses = || -> Vec<String> {
+        let own = backend.scrubbers().into_iter();
+        let processes = own
+            .chain(backend.tenant_processes())
+            .map(i32::cast_unsigned)
+            .chain([backend.child.id()]);
+        let tasks =
+            processes.flat_map(|pid| std::fs::read_dir(format!("/proc/{pid}/task")).unwrap());
+        let status = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("status"));
+        tasks.flatten().map(|task| status(task).unwrap()).collect()
+    };
+    // The process for the next tenant has just begun.
+    wait_until(
+        || statuses().iter().all(|status| is_confined(status)),
+        || statuses().concat(),
+    );
     assert!(
-        threads >= 4,
+        statuses().len() >= 4,
         "the supervisor, two processes for tenants and a scrubber"
     );
+}
+
+/// Returns whether a thread's status (proc(5)) has no capability, no way to new privileges, and a filter.
+fn is_confined(status: &str) -> bool {
+    let is = |name: &str, value: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.is_some_and(|found| found.trim() == value)
+    };
+    ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"]
+        .iter()
+        .all(|set| is(set, "0000000000000000"))
+        && is("NoNewPrivs:", "1")
+        && is("Seccomp:", "2")
 }
 
 #[test]
