@@ -12,9 +12,9 @@ use wormhole_api::{
     ContextGetLimit, ContextGetLimitReply, ContextSetLimit, CuResult, Decode, DevicePtr, Element,
     Fence, FenceWrite, Function, FunctionGetAttribute, FunctionSetAttribute,
     FunctionSetCacheConfig, Handle, Items, LaunchKernel, LibraryGetModule, MemAlloc, MemAllocReply,
-    MemFree, MemGetInfo, MemSet, Message, Module, ModuleGetFunction, ModuleGetGlobal, ModuleLoad,
-    ModuleUnload, Occupancy, ResetPersistingL2, Stream, StreamCreate, StreamDestroy, StreamQuery,
-    TakeOutput,
+    MemFree, MemGetInfo, MemGetInfoReply, MemSet, Message, Module, ModuleGetFunction,
+    ModuleGetGlobal, ModuleLoad, ModuleUnload, Occupancy, ResetPersistingL2, Stream, StreamCreate,
+    StreamDestroy, StreamQuery, TakeOutput,
 };
 use wormhole_backend_tests::backend::wait_until;
 use wormhole_backend_tests::messages::{library_load, module_load};
@@ -481,6 +481,25 @@ fn beside_neighbours_the_persisting_part_of_the_cache_is_nobodys() {
     assert_eq!(value, 0);
     served.call(1, 15, &ResetPersistingL2 {});
     assert_eq!(arrivals(), [2, 1, 1]);
+}
+
+#[test]
+fn a_neighbour_that_leaves_during_a_question_moves_no_figure() {
+    let ready = ready();
+    let (served, device) = (&ready.served, &ready.device);
+    served.neighbours.set(true);
+    device.hold("mem_get_info");
+    served.ask(1, 10, &MemGetInfo {});
+    wait_until(
+        || device.arrivals("mem_get_info") == 1,
+        || "the question".into(),
+    );
+    served.neighbours.set(false);
+    device.let_go("mem_get_info");
+    let (result, payload) = served.answer(1, 10);
+    let reply = MemGetInfoReply::decode(&payload).unwrap();
+    // All but the session's own 64 bytes. The recorder's figure is 0.
+    assert_eq!((result, reply.free), (0, reply.total - 64));
 }
 
 #[test]

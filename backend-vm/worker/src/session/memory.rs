@@ -1,5 +1,7 @@
 //! Allocations, copies and fills.
 
+use std::sync::Arc;
+
 use wormhole_api::{
     CuResult, DevicePtr, Element, MemAlloc, MemAllocReply, MemCopy, MemFree, MemGetInfo,
     MemGetInfoReply, MemSet, MemWrite, Outcome, Serve, Served,
@@ -14,14 +16,20 @@ use super::{Answer, Call, Session};
 impl Serve<MemGetInfo> for Session {
     fn serve(&mut self, call: &Call, _: &MemGetInfo) -> Outcome<MemGetInfoReply> {
         let here = self.here(call);
+        let counters = Arc::clone(&self.counters);
         self.ask(
             &call.brief(),
             here.clone(),
-            |device| device.mem_get_info(),
-            move |session, (free, total)| {
+            move |device| {
+                // Asked around the driver's call: the answer may be made much later.
+                let had_neighbours = counters.has_neighbours();
+                let (free, total) = device.mem_get_info()?;
+                Ok((free, total, had_neighbours || counters.has_neighbours()))
+            },
+            move |session, (free, total, is_shared)| {
                 // The device's free memory would reveal the neighbours' allocations and their
                 // times.
-                let free = if session.counters.has_neighbours() {
+                let free = if is_shared {
                     total.saturating_sub(session.held_on(&here))
                 } else {
                     free
