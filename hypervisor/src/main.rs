@@ -8,6 +8,7 @@ mod attach;
 mod backend;
 mod backend_vm;
 mod backends;
+mod carrying;
 mod cgroup;
 mod config;
 mod confinement;

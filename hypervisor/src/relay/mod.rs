@@ -17,8 +17,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitStatus;
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::sync::Arc;
 
 use clap::Args;
 use wormhole_connect::connect_vsock;
@@ -26,13 +25,12 @@ use wormhole_images::ports;
 use wormhole_link::arguments::USAGE;
 use wormhole_link::operator::OperatorOptions;
 use wormhole_link::tasks;
-use wormhole_lock::Mutex;
-use wormhole_monitor::devices::vsock::MAX_CONNECTIONS;
 use wormhole_ring::control::{Message, Refusal};
 
 use self::driver::DriverError;
 use crate::backend::{BackendError, receive, send, start_supervisor};
 use crate::backend_vm::has_gpu;
+use crate::carrying::Places;
 use crate::device::DeviceOption;
 use crate::installation::Installation;
 use crate::say;
@@ -42,11 +40,6 @@ const WINDOW: &str = "WORMHOLE_WINDOW";
 
 /// Identity of this boot of the kernel.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-
-/// Most control streams of a guest at a time. Each of its processes has one for libcuda and one for NVML.
-const MOST_STREAMS: usize = 128;
-/// Connections of a VM that carry no control stream: its outputs, and one for each window.
-const OTHERS: usize = 8;
 
 /// vsock address of the host.
 const HOST: u32 = libc::VMADDR_CID_HOST;
@@ -195,90 +188,6 @@ fn pass_answers(
     Ok(())
 }
 
-/// Both ends of a control stream: the supervisor's and the launcher's.
-type Carried = (UnixStream, UnixStream);
-
-/// Places for the control streams of one tenant, so that no tenant takes all connections and descriptors of the relay.
-#[derive(Debug)]
-struct Places {
-    /// Streams that are carried, and some that have ended.
-    taken: Mutex<Vec<Weak<Carried>>>,
-    most: usize,
-}
-
-impl Places {
-    /// Returns the places of one among several tenants.
-    fn of_one_among(tenants: usize) -> Self {
-        let share = (MAX_CONNECTIONS - OTHERS) / tenants.max(1);
-        Self {
-            taken: Mutex::default(),
-            most: share.saturating_sub(1).clamp(1, MOST_STREAMS),
-        }
-    }
-
-    /// Carries a stream, if there is a place for it.
-    fn carry(
-        &self,
-        stream: UnixStream,
-        outside: impl FnOnce() -> io::Result<UnixStream>,
-    ) -> io::Result<()> {
-        let mut taken = self.taken.lock();
-        taken.retain(|carried| carried.strong_count() > 0);
-        if taken.len() >= self.most {
-            let most = self.most;
-            return Err(io::Error::other(format!("the guest has {most} already")));
-        }
-        let carried = Arc::new((stream, outside()?));
-        taken.push(Arc::downgrade(&carried));
-        drop(taken);
-        carry(carried)
-    }
-
-    /// Ends all streams, and waits until each place is free: the next tenant has them.
-    fn clear(&self) {
-        let taken = std::mem::take(&mut *self.taken.lock());
-        for carried in &taken {
-            if let Some(ends) = carried.upgrade() {
-                shut_down(&ends);
-            }
-        }
-        while taken.iter().any(|carried| carried.strong_count() > 0) {
-            std::thread::sleep(AGAIN);
-        }
-    }
-}
-
-/// Time between two looks at streams that end.
-const AGAIN: Duration = Duration::from_millis(1);
-
-fn shut_down(ends: &Carried) {
-    drop(ends.0.shutdown(Shutdown::Both));
-    drop(ends.1.shutdown(Shutdown::Both));
-}
-
-/// Carries a control stream to the launcher until the supervisor ends it. The guest's end of its direction is passed on.
-fn carry(ends: Arc<Carried>) -> io::Result<()> {
-    let (inward, outward) = (Arc::clone(&ends), Arc::clone(&ends));
-    let carrying = tasks::spawn("carry", move || {
-        let (stream, outside) = &*inward;
-        // An error is an end as well.
-        drop(io::copy(&mut &*outside, &mut &*stream));
-        drop(stream.shutdown(Shutdown::Write));
-    });
-    let carrying = carrying.and_then(|_| {
-        tasks::spawn("carry", move || {
-            let (stream, outside) = &*outward;
-            drop(io::copy(&mut &*stream, &mut &*outside));
-            // A guest that stays would otherwise hold the other thread.
-            drop(outside.shutdown(Shutdown::Both));
-        })
-    });
-    if carrying.is_err() {
-        shut_down(&ends);
-    }
-    carrying.map(drop)
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Read;
@@ -335,8 +244,7 @@ mod tests {
         let places = Arc::new(Places::of_one_among(64));
         let (tenant, supervisor) = UnixStream::pair().unwrap();
         let (launcher, outside) = UnixStream::pair().unwrap();
-        let most = places.most;
-        assert!(64 * (most + 1) + OTHERS <= MAX_CONNECTIONS);
+        let most = places.most();
         let left = Arc::clone(&places);
         let (keep, kept) = std::sync::mpsc::channel();
         let passing = std::thread::spawn(move || {
@@ -363,8 +271,7 @@ mod tests {
         assert!(!open(&mut ends), "one more than its share");
         // The supervisor ends them. The guest keeps its ends.
         drop(ends.drain(..));
-        let is_carried = |carried: &Weak<Carried>| carried.strong_count() > 0;
-        while left.taken.lock().iter().any(is_carried) {
+        while !left.are_free() {
             std::thread::yield_now();
         }
         assert!(open(&mut ends));

@@ -337,7 +337,7 @@ mod tests {
             )
             .unwrap();
         });
-        assert!(places.taken.lock().is_empty());
+        assert!(places.are_free());
         drop(guest);
     }
 
