@@ -42,6 +42,7 @@ use super::{
     make, stream_of,
 };
 use crate::backend::{BackendError, receive, send};
+use crate::carrying::Places;
 use crate::run::confinement;
 use crate::say;
 use crate::wait::until_readable;
@@ -515,10 +516,11 @@ impl Service {
         let mut orders = Orders::new(Arc::clone(&tenant));
         let mut window = None;
         let mut quarantine = None;
+        let streams = Arc::new(Places::of_one_among(self.desk.control.len()));
         match (orders.first(&mut window, self.hello_limit), &window) {
             (Some(First::Attach(attach)), Some(window)) => match self.attach(&attach, window) {
                 Ok((slot, relay)) => {
-                    quarantine = self.pass(slot, &attach, relay, tenant, &mut orders);
+                    quarantine = self.pass(slot, &attach, relay, tenant, &mut orders, &streams);
                 }
                 Err(error) => {
                     let refused = Message::Refused {
@@ -533,10 +535,12 @@ impl Service {
             _ => {}
         }
         orders.end();
+        streams.end();
         drop(window);
         if let Some(quarantine) = quarantine {
             self.wait_for_late_end(&quarantine);
         }
+        streams.clear();
     }
 
     /// Waits until the VM acknowledges the end of a tenant after all, and gives its slot back. Waits until the VM ends if it does
@@ -607,6 +611,7 @@ impl Service {
         relay: &Arc<Relay>,
         tenant: &Arc<UnixStream>,
         acknowledged: SyncSender<bool>,
+        streams: &Arc<Places>,
     ) -> Result<UnixStream, BackendError> {
         let (patience, waits) = UnixStream::pair().map_err(BackendError::Stream)?;
         relay.send(&Message::Attach(*attach), self.send_limit)?;
@@ -620,9 +625,10 @@ impl Service {
             Arc::clone(&self.usages),
         );
         let stats = self.stats.clone();
+        let streams = Arc::clone(streams);
         let answers = move || {
             let figures = stats.as_ref().and_then(figures);
-            let control = || desk.control_of(slot);
+            let control = || carried(desk.control_of(slot)?, &streams);
             let takes = |message: &Message<'_>| match message {
                 // Its launcher takes no question before this, nor does the relay before the window.
                 Message::Attached => {
@@ -654,10 +660,11 @@ impl Service {
         relay: UnixStream,
         tenant: Arc<UnixStream>,
         orders: &mut Orders,
+        streams: &Arc<Places>,
     ) -> Option<Quarantine> {
         let relay = Arc::new(Relay::new(relay));
         let (acknowledged, acknowledgement) = sync_channel(1);
-        let begun = self.begin(slot, attach, &relay, &tenant, acknowledged);
+        let begun = self.begin(slot, attach, &relay, &tenant, acknowledged, streams);
         if let Err(error) = &begun {
             say::line(format_args!(
                 "backend VM: a tenant is not served: {}",
@@ -714,6 +721,14 @@ impl Service {
         let _ = relay.stream().shutdown(Shutdown::Both);
         None
     }
+}
+
+/// Returns the launcher's end of a control stream, from which the tenant's own threads carry to the VM's device. `None` if the
+/// tenant has too many.
+fn carried(stream: UnixStream, streams: &Places) -> Option<UnixStream> {
+    let (theirs, ours) = UnixStream::pair().ok()?;
+    streams.carry(stream, || Ok(ours)).ok()?;
+    Some(theirs)
 }
 
 /// A launcher to which the relay's answers are sent.
@@ -788,12 +803,12 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt;
 
-    use rustix::net::sockopt::set_socket_linger;
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     use wormhole_link::usage::{TenantUsage, Usage};
     use wormhole_ring::control::Stream;
 
     use super::*;
+    use crate::carrying::tests::lingering;
 
     /// Slots whose tenants are noted.
     #[derive(Debug, Default)]
@@ -1063,17 +1078,6 @@ mod tests {
         assert_eq!(name(&relay), Some("WindowUnmap"));
         send(&relay, &OVER, &[]).unwrap();
         served.join().unwrap();
-    }
-
-    /// A socket whose close takes longer than any test: its data is never acknowledged.
-    fn lingering() -> (TcpStream, TcpListener) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        stream.set_nonblocking(true).unwrap();
-        while (&stream).write(&[0; 1 << 16]).is_ok() {}
-        set_socket_linger(&stream, Some(Duration::from_secs(1 << 12))).unwrap();
-        stream.set_nonblocking(false).unwrap();
-        (stream, listener)
     }
 
     #[test]
