@@ -31,6 +31,28 @@ fn create(served: &Served, sequence: u64) -> u32 {
     GreenCreateReply::decode(&payload).unwrap().green
 }
 
+/// Returns the number of the part that a green context has.
+fn part_of(served: &Served, sequence: u64, green: u32) -> u32 {
+    let payload = served.call(0, sequence, &GreenDescribe { green });
+    GreenDescribeReply::decode(&payload).unwrap().number
+}
+
+fn split(part: u32, groups: u32) -> GreenSplit {
+    GreenSplit {
+        part,
+        flags: 0,
+        least: 1,
+        groups,
+    }
+}
+
+/// Splits a part, and returns the numbers of the new ones.
+fn groups_of(served: &Served, sequence: u64, part: u32, groups: u32) -> Vec<u32> {
+    let payload = served.call(0, sequence, &split(part, groups));
+    let reply = GreenSplitReply::decode(&payload).unwrap();
+    reply.parts.iter().map(|part| part.number).collect()
+}
+
 fn stream_of(green: u32) -> GreenStream {
     GreenStream {
         new: handle(1),
@@ -123,17 +145,8 @@ fn numbers_of_green_contexts_and_parts_do_not_run_out() {
     let kept = create(&served, next());
     let mut seen = Vec::new();
     for _ in 0..3 {
-        let payload = served.call(0, next(), &GreenDescribe { green: 0 });
-        let part = GreenDescribeReply::decode(&payload).unwrap().number;
-        let split = GreenSplit {
-            part,
-            flags: 0,
-            least: 1,
-            groups: 2,
-        };
-        let payload = served.call(0, next(), &split);
-        let split = GreenSplitReply::decode(&payload).unwrap();
-        let parts: Vec<u32> = split.parts.iter().map(|part| part.number).collect();
+        let part = part_of(&served, next(), 0);
+        let parts = groups_of(&served, next(), part, 2);
         assert_eq!(parts.len(), 2);
         let green = create(&served, next());
         assert_ne!(green, kept);
@@ -147,17 +160,8 @@ fn numbers_of_green_contexts_and_parts_do_not_run_out() {
 fn a_part_of_a_green_context_is_named_while_the_green_context_lives() {
     let (device, served) = served();
     let green = create(&served, 1);
-    let payload = served.call(0, 2, &GreenDescribe { green });
-    let part = GreenDescribeReply::decode(&payload).unwrap().number;
-    let split = GreenSplit {
-        part,
-        flags: 0,
-        least: 1,
-        groups: 1,
-    };
-    let payload = served.call(0, 3, &split);
-    let group = GreenSplitReply::decode(&payload).unwrap().parts.iter();
-    let group = group.map(|part| part.number).next().unwrap();
+    let part = part_of(&served, 2, green);
+    let group = groups_of(&served, 3, part, 1)[0];
     let numbers = [part, group].map(|number| [GreenPartNumber { number }]);
     let create_of = |numbers: &[GreenPartNumber], sequence| {
         let parts = Items::new(numbers);
@@ -179,7 +183,7 @@ fn a_part_of_a_green_context_is_named_while_the_green_context_lives() {
     for (numbers, sequence) in numbers.iter().zip(5..) {
         assert_eq!(create_of(numbers, sequence), gone);
     }
-    served.ask(0, 7, &split);
+    served.ask(0, 7, &split(part, 1));
     assert_eq!(served.answer(0, 7).0, gone);
     assert_eq!(device.arrivals("create_green"), 3);
 }

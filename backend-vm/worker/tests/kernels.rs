@@ -167,27 +167,38 @@ fn available_memory_is_the_devices_answer() {
     assert_eq!(bytes, 3 << 32 | 64);
 }
 
+const TENSOR_MAP: TensorMapEncode = TensorMapEncode {
+    tensor: 0x1000,
+    dimensions: [1; 5],
+    strides: [16; 4],
+    mode: TensorMapMode::Tiled,
+    data_type: 0,
+    rank: 2,
+    tile: [1; 5],
+    steps: [1; 5],
+    lower: [0; 3],
+    upper: [0; 3],
+    channels: 0,
+    pixels: 0,
+    interleave: 0,
+    swizzle: 0,
+    promotion: 0,
+    fill: 0,
+    wide: 0,
+};
+
 #[test]
 fn tensor_maps_are_encoded_by_the_device_within_the_rank() {
     let ready = ready();
     let mut message = TensorMapEncode {
         tensor: 0x1234,
-        dimensions: [1; 5],
-        strides: [16; 4],
         mode: TensorMapMode::Im2colWide,
         data_type: 7,
         rank: 5,
-        tile: [1; 5],
-        steps: [1; 5],
-        lower: [0; 3],
-        upper: [0; 3],
         channels: 1,
         pixels: 1,
-        interleave: 0,
-        swizzle: 0,
-        promotion: 0,
-        fill: 0,
         wide: 1,
+        ..TENSOR_MAP
     };
     let map = TensorMapEncodeReply::decode(&ready.ask(3, &message))
         .unwrap()
@@ -277,23 +288,13 @@ fn flags_and_modes_that_no_list_has_do_not_reach_the_device() {
         view_parts: [0; 4],
     };
     let tensor = TensorMapEncode {
-        tensor: 0x1000,
-        dimensions: [1; 5],
-        strides: [16; 4],
-        mode: TensorMapMode::Tiled,
         data_type: 15,
-        rank: 2,
-        tile: [1; 5],
-        steps: [1; 5],
-        lower: [0; 3],
-        upper: [0; 3],
-        channels: 0,
-        pixels: 0,
         interleave: 2,
         swizzle: 6,
         promotion: 3,
         fill: 1,
         wide: 1,
+        ..TENSOR_MAP
     };
     let part = ready.ask(next(), &GreenDescribe { green: 0 });
     let part = GreenDescribeReply::decode(&part).unwrap().number;
