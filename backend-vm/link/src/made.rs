@@ -100,19 +100,27 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
+    use tempfile::TempDir;
+
     use super::*;
 
     fn made_at(path: &Path) -> io::Result<(Made, File)> {
         Place::of(path)?.made()
     }
 
-    #[test]
-    fn a_name_is_removed_where_it_was_made_alone() {
+    /// Returns two folders with a free path between them, and the folder that has them.
+    fn folders() -> (TempDir, [PathBuf; 3]) {
         let all = tempfile::tempdir().unwrap();
-        let [folder, moved, other] = ["folder", "moved", "other"].map(|name| all.path().join(name));
-        for folder in [&folder, &other] {
+        let paths = ["folder", "moved", "other"].map(|name| all.path().join(name));
+        for folder in [&paths[0], &paths[2]] {
             fs::create_dir(folder).unwrap();
         }
+        (all, paths)
+    }
+
+    #[test]
+    fn a_name_is_removed_where_it_was_made_alone() {
+        let (_all, [folder, moved, other]) = folders();
         let path = folder.join("name");
         fs::write(&path, "").unwrap();
         let (made, _) = made_at(&path).unwrap();
@@ -130,11 +138,7 @@ mod tests {
 
     #[test]
     fn a_name_that_is_made_behind_a_link_is_not_taken_for_one_of_the_folder() {
-        let all = tempfile::tempdir().unwrap();
-        let [folder, moved, other] = ["folder", "moved", "other"].map(|name| all.path().join(name));
-        for folder in [&folder, &other] {
-            fs::create_dir(folder).unwrap();
-        }
+        let (_all, [folder, moved, other]) = folders();
         fs::write(other.join("name"), "another's").unwrap();
         let place = Place::of(&folder.join("name")).unwrap();
         fs::rename(&folder, &moved).unwrap();
