@@ -144,7 +144,7 @@ fn is_left(link: &Path) -> bool {
 
 /// Returns another descriptor of a file, with a random number among the higher ones that this process may have.
 fn high(file: &File) -> io::Result<OwnedFd> {
-    // The limit stays what it is where it cannot be raised.
+    // A process that may not raise its limit chooses among the numbers that it has.
     let _ = raise_descriptor_limit();
     let most = getrlimit(Resource::Nofile).current;
     let most = most.map_or(HIGHEST, |most| most.min(HIGHEST));
