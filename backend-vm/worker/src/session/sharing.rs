@@ -93,16 +93,19 @@ impl Shares {
         }));
     }
 
-    /// Forgets the tokens of mappable memory. The returned closure withdraws them, and blocks until
+    /// Forgets the tokens of mappable memory, if it has any. The returned closure withdraws them, and blocks until
     /// no other process holds the memory through the supervisor.
-    pub fn unsharing(&mut self, memory: Handle<Memory>) -> impl FnOnce() + Send + 'static {
+    pub fn unsharing(&mut self, memory: Handle<Memory>) -> Option<impl FnOnce() + Send + use<>> {
         let tokens = self.forget(Key::Memory(memory));
+        if tokens.is_empty() {
+            return None;
+        }
         let exchange = self.exchange.clone();
-        move || {
+        Some(move || {
             for token in tokens {
                 exchange.unshare(What::Memory, token);
             }
-        }
+        })
     }
 
     fn forget(&mut self, key: Key) -> Vec<Token> {
