@@ -20,7 +20,7 @@ use crate::handle::{self, Table};
 use crate::log;
 use crate::memory::map::{Allocation, Origin};
 use crate::memory::memory_map;
-use crate::memory::reservations::{BLOCK, Reservations, Whole};
+use crate::memory::reservations::{Range, Reservations};
 use crate::object::context::Scope;
 use crate::object::sharing::{self, Token};
 use crate::pages::PAGE;
@@ -118,17 +118,12 @@ pub fn reserve(scope: Scope, bytes: u64, alignment: u64, hint: u64) -> Result<u6
         false => 0,
     };
     let unit = alignment.max(granularity(scope)?.minimum);
-    if reserved.may_be_part(bytes, unit, hint) {
-        if let Some(address) = reserved.take(bytes, unit, hint) {
-            return Ok(address);
-        }
-        // Without room for a block there may be room for the range.
-        if let Ok(block) = reserve_there(scope, BLOCK, 0, 0) {
-            match reserved.take_in_new(block, bytes, unit) {
-                Ok(address) => return Ok(address),
-                Err(unused) => free_there(scope, unused)?,
-            }
-        }
+    if let Some(address) = reserved.take(bytes, unit, hint) {
+        return Ok(address);
+    }
+    // The program has freed them, so nothing of its own keeps the device from the hint.
+    while let Some(kept) = reserved.take_kept(hint, bytes) {
+        free_there(scope, kept)?;
     }
     let address = reserve_there(scope, bytes, alignment, hint)?;
     reserved.insert(address, bytes);
@@ -147,14 +142,14 @@ fn reserve_there(scope: Scope, bytes: u64, alignment: u64, hint: u64) -> Result<
         log::error_once!(
             "addresses at {address:#x} cannot be reserved: this program has something of its own there"
         );
-        free_there(scope, Whole { address, bytes })?;
+        free_there(scope, Range { address, bytes })?;
         return Err(CuError::OUT_OF_MEMORY);
     }
     Ok(address)
 }
 
 /// Frees a range that the backend has reserved. It names no mapping, so nothing can fail there.
-fn free_there(scope: Scope, Whole { address, bytes }: Whole) -> Result {
+fn free_there(scope: Scope, Range { address, bytes }: Range) -> Result {
     scope.session.record(&AddressFree {
         address: DevicePtr(address),
         bytes,
@@ -169,7 +164,7 @@ pub fn unreserve(scope: Scope, address: u64, bytes: u64) -> Result {
         return Err(CuError::INVALID_VALUE);
     }
     match reserved.remove(address) {
-        Some(whole) => free_there(scope, whole),
+        Some(range) => free_there(scope, range),
         None => Ok(()),
     }
 }

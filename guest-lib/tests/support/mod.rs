@@ -483,8 +483,9 @@ impl Executor {
                 },
             ),
             Request::AddressReserve(wanted) => {
-                let address = wormhole_api::DevicePtr(self.reserved);
-                self.reserved += wanted.bytes;
+                let start = self.reserved.next_multiple_of(wanted.alignment.max(GRANULE));
+                self.reserved = start + wanted.bytes;
+                let address = wormhole_api::DevicePtr(start);
                 self.answer(head, &AddressReserveReply { address });
             }
             Request::PoolAlloc(_) => self.answer(
