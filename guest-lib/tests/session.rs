@@ -81,6 +81,8 @@ unsafe extern "C" {
     fn cuMemFree_v2(address: u64) -> u32;
     fn cuMemAllocAsync(address: *mut u64, bytes: usize, stream: *mut c_void) -> u32;
     fn cuMemFreeAsync(address: u64, stream: *mut c_void) -> u32;
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32;
+    fn cuIpcGetMemHandle(handle: *mut c_void, address: u64) -> u32;
     fn cuMemcpyHtoD_v2(destination: u64, source: *const c_void, bytes: usize) -> u32;
     fn cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, flags: u32) -> u32;
     fn cuMemFreeHost(pointer: *mut c_void) -> u32;
@@ -742,28 +744,101 @@ fn a_stream_allocates_what_it_freed_without_a_message() {
                 assert_eq!(again, first);
             }
             assert_eq!(cuMemFreeAsync(first, ready.stream), 0);
-            // Another size, and a wait: the pool gets the memory before.
+            // Neither another size nor a wait gives it to the pool.
             assert_eq!(cuMemAllocAsync(&raw mut again, 8192, ready.stream), 0);
             assert_eq!(cuMemFreeAsync(again, ready.stream), 0);
             assert_eq!(cuStreamSynchronize(ready.stream), 0);
             assert_eq!(cuMemAllocAsync(&raw mut again, 4096, ready.stream), 0);
+            assert_eq!(again, first);
+            assert_eq!(cuMemFreeAsync(again, ready.stream), 0);
+            // Much memory: the pool gets it before a wait and before another size.
+            assert_eq!(cuMemAllocAsync(&raw mut again, 40 * MIB, ready.stream), 0);
+            assert_eq!(cuMemFreeAsync(again, ready.stream), 0);
+            assert_eq!(cuStreamSynchronize(ready.stream), 0);
+            assert_eq!(cuMemAllocAsync(&raw mut again, 40 * MIB, ready.stream), 0);
+            assert_eq!(cuMemFreeAsync(again, ready.stream), 0);
+            assert_eq!(cuMemAllocAsync(&raw mut again, 4096, ready.stream), 0);
             assert_eq!(cuMemFreeAsync(again, ready.stream), 0);
             assert_eq!(cuStreamDestroy_v2(ready.stream), 0);
             // The answer comes after what was sent before.
-            assert_eq!(cuMemAlloc_v2(&raw mut again, 4 << 20), 0);
+            assert_eq!(cuMemAlloc_v2(&raw mut again, 4 * MIB), 0);
         }
         let sent = [
             "PoolDefault?",
             "PoolAlloc?",
-            "PoolFree",
+            "PoolAlloc?",
             "PoolAlloc?",
             "PoolFree",
+            "PoolFree",
+            "PoolFree",
             "Synchronize?",
+            "PoolAlloc?",
+            "PoolFree",
             "PoolAlloc?",
             "PoolFree",
             "StreamDestroy",
             "MemAlloc?",
         ];
+        assert_eq!(ready.backend.shared.take(), sent);
+    });
+}
+
+#[test]
+fn what_a_program_frees_is_allocated_again_without_a_message() {
+    in_process(|| {
+        let ready = ready();
+        let (mut first, mut again, mut free) = (0, 0, 0_usize);
+        // SAFETY: the places are writable and the stream is live.
+        unsafe {
+            assert_eq!(cuMemAlloc_v2(&raw mut first, 20 * MIB), 0);
+            for _ in 0..3 {
+                assert_eq!(cuMemFree_v2(first), 0);
+                assert_eq!(cuMemFree_v2(first), 1, "freed already");
+                assert_eq!(cuMemAlloc_v2(&raw mut again, 20 * MIB), 0);
+                assert_eq!(again, first);
+            }
+            assert_eq!(cuMemFree_v2(first), 0);
+            // Another size, and more than is kept: what was freed first is freed in the worker.
+            assert_eq!(cuMemAlloc_v2(&raw mut again, 16 * MIB), 0);
+            assert_eq!(cuMemFree_v2(again), 0);
+            // The program is told that both are free, as is what a stream has freed.
+            assert_eq!(cuMemAllocAsync(&raw mut first, 4096, ready.stream), 0);
+            assert_eq!(cuMemFreeAsync(first, ready.stream), 0);
+            assert_eq!(cuMemGetInfo_v2(&raw mut free, null_mut()), 0);
+            // Too large to be kept.
+            assert_eq!(cuMemAlloc_v2(&raw mut again, 40 * MIB), 0);
+            assert_eq!(cuMemFree_v2(again), 0);
+        }
+        let sent = [
+            "MemAlloc?",
+            "MemAlloc?",
+            "MemFree?",
+            "PoolDefault?",
+            "PoolAlloc?",
+            "MemFree?",
+            "PoolFree",
+            "PoolTrim?",
+            "MemGetInfo?",
+            "MemAlloc?",
+            "MemFree?",
+        ];
+        assert_eq!(ready.backend.shared.take(), sent);
+    });
+}
+
+#[test]
+fn memory_that_another_process_may_have_open_is_freed_at_once() {
+    in_process(|| {
+        let ready = ready();
+        let mut memory = 0;
+        let mut handle = [0_u8; 64];
+        // SAFETY: the places are writable, and a handle has 64 bytes.
+        unsafe {
+            assert_eq!(cuMemAlloc_v2(&raw mut memory, 20 * MIB), 0);
+            assert_eq!(cuIpcGetMemHandle(handle.as_mut_ptr().cast(), memory), 0);
+            assert_eq!(cuMemFree_v2(memory), 0);
+        }
+        let sent = ["MemAlloc?", "ShareAddress?", "MemFree?"];
         assert_eq!(ready.backend.shared.take(), sent);
     });
 }

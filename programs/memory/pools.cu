@@ -57,6 +57,33 @@ static void in_order(cudaStream_t stream, unsigned *host, unsigned rounds) {
             expect(host[round * 16 + i] == round * 1000 + COUNT - 16 + i, "memory holds what its kernel wrote");
 }
 
+// A stream allocates, waits and frees in a loop, with sizes that follow each other. Memory that it has freed is free.
+static void waits_between(cudaStream_t stream, unsigned *host) {
+    size_t before, after, total;
+    // Other processes may allocate or free memory meanwhile; then it is measured again.
+    for (int tries = 0;; ++tries) {
+        CHECK(cudaMemGetInfo(&before, &total));
+        for (unsigned round = 0; round < 30; ++round) {
+            const size_t bytes = BYTES << round % 3 * 2;
+            unsigned *data, *more;
+            CHECK(cudaMallocAsync(&data, bytes, stream));
+            CHECK(cudaMallocAsync(&more, bytes, stream));
+            expect(data + bytes / 4 <= more || more + bytes / 4 <= data, "allocations are apart");
+            fill<<<COUNT / 256, 256, 0, stream>>>(data, COUNT, round);
+            fill<<<COUNT / 256, 256, 0, stream>>>(more, COUNT, ~round);
+            CHECK(cudaMemcpyAsync(host, data, 64, cudaMemcpyDeviceToHost, stream));
+            CHECK(cudaFreeAsync(data, stream));
+            CHECK(cudaFreeAsync(more, stream));
+            CHECK(cudaStreamSynchronize(stream));
+            for (unsigned i = 0; i < 16; ++i) expect(host[i] == round + i, "it holds what was written last");
+        }
+        CHECK(cudaMemGetInfo(&after, &total));
+        if (after >= before) break;
+        expect(tries < 40, "what was freed before a wait is free");
+        usleep(500000);
+    }
+}
+
 // An allocation of one stream is used and freed on another, behind an event.
 static void across_streams(cudaStream_t first, cudaStream_t second, unsigned *host) {
     cudaEvent_t ready;
@@ -269,6 +296,8 @@ int main() {
     CHECK(cudaMallocHost(&host, 64 << 10));
     in_order(first, host, 64);
     in_order(0, host, 8);
+    waits_between(first, host);
+    waits_between(0, host);
     across_streams(first, second, host);
     reuse_waits(first, second, host);
     freed_and_allocated(first, second, host);

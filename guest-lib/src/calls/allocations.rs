@@ -49,6 +49,7 @@ pub fn cuMemFree_v2(dptr: CUdeviceptr) -> Result {
 
 pub fn cuMemGetInfo_v2(free: Out<'_, usize>, total: Out<'_, usize>) -> Result {
     let scope = context::scope()?;
+    memory::free_kept(scope)?;
     let info = scope
         .session
         .request(&MemGetInfo {}, |reply| [reply.free, reply.total])?;

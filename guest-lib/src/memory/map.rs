@@ -51,6 +51,8 @@ pub struct Allocation {
     pub context: u32,
     /// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`: copies and fills of it that are synchronous always wait.
     pub synchronous: bool,
+    /// Whether the program has made a handle of it for other processes.
+    pub is_shared: bool,
 }
 
 impl Allocation {
@@ -163,6 +165,7 @@ impl MemoryMap {
                 id,
                 context,
                 synchronous: matches!(origin, Origin::Managed | Origin::Variables),
+                is_shared: false,
             },
         );
     }

@@ -1,6 +1,7 @@
 //! Device memory, and memory that host and device share: page-locked, managed and registered.
 
 pub mod end;
+mod kept;
 pub mod managed;
 pub mod map;
 pub mod pool;
@@ -53,6 +54,14 @@ pub fn set_synchronous(address: u64, synchronous: bool) -> Result {
     Ok(())
 }
 
+/// Notes that another process may have an allocation open.
+pub fn set_shared(allocation: Allocation) {
+    memory_map().put_back(Allocation {
+        is_shared: true,
+        ..allocation
+    });
+}
+
 /// Returns true if synchronous copies and fills that name one of these addresses always wait.
 pub fn is_synchronous(addresses: [u64; 2]) -> bool {
     let synchronous = |address| {
@@ -71,23 +80,39 @@ pub fn allocate(scope: Scope, bytes: u64) -> Result<u64> {
     check_call()?;
     let address = match slabs::allocate(scope, bytes)? {
         Some(part) => part,
-        None => allocate_whole(scope, bytes)?,
+        None => match kept::take(scope, bytes) {
+            Some(whole) => whole,
+            None => allocate_whole(scope, bytes)?,
+        },
     };
     memory_map().insert(address, bytes, Origin::Device, scope.context);
     Ok(address)
 }
 
-/// Allocates memory of the driver. If there is none, it frees what this library holds unused, and tries again.
+/// Allocates memory of the driver.
 fn allocate_whole(scope: Scope, bytes: u64) -> Result<u64> {
     let message = MemAlloc { bytes };
-    match scope.session.request(&message, |reply| reply.address.0) {
+    with_unused(scope, || {
+        scope.session.request(&message, |reply| reply.address.0)
+    })
+}
+
+/// Makes a request for memory of the device. If there is none left, frees what this library holds unused, and asks again.
+pub fn with_unused<T>(scope: Scope, request: impl Fn() -> Result<T>) -> Result<T> {
+    match request() {
         Err(CuError::OUT_OF_MEMORY)
-            if slabs::free_empty(scope)? | pool_reuse::free_all(scope.session.session())? =>
+            if slabs::free_empty(scope)? | kept::free_all(scope)? | pool::release_all(scope)? =>
         {
-            scope.session.request(&message, |reply| reply.address.0)
+            request()
         }
-        allocated => allocated,
+        answer => answer,
     }
+}
+
+/// Frees what this library holds and natively the driver would not: the program asks how much memory is free.
+pub fn free_kept(scope: Scope) -> Result {
+    kept::free_all(scope)?;
+    pool::release_idle(scope)
 }
 
 /// Returns the offset of an allocation in the memory of the driver that it is a part of; `None` if it is no part.
@@ -114,6 +139,11 @@ pub fn free(scope: Scope, address: u64) -> Result {
     }
     if let Some(freed) = slabs::free(scope, &allocation) {
         return freed;
+    }
+    if allocation.origin == Origin::Device
+        && let Some(kept) = kept::put(scope, &allocation)
+    {
+        return kept;
     }
     let message = MemFree {
         address: DevicePtr(allocation.base),
@@ -331,6 +361,7 @@ pub fn free_of(scope: Scope) {
         }
     }
     slabs::free_of(scope);
+    kept::free_of(scope);
 }
 
 /// Removes device memory from the map, after the worker has freed it, and frees arena memory.
@@ -340,4 +371,5 @@ pub fn forget_all(scope: Scope) {
     }
     sharing::forget_opened();
     slabs::forget_all();
+    kept::forget_all();
 }

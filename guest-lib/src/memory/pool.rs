@@ -18,7 +18,7 @@ use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
 use crate::log;
 use crate::memory::map::{Allocation, Origin};
-use crate::memory::{memory_map, pool_reuse};
+use crate::memory::{memory_map, pool_reuse, with_unused};
 use crate::object::context::Scope;
 use crate::object::sharing::{self, Token};
 use crate::object::stream::Target;
@@ -44,20 +44,52 @@ static POOLS: Table<PoolKind, Pool> = Table::new();
 static DEFAULT: Mutex<[Option<Handle<PoolKind>>; MOST]> = Mutex::new([None; MOST]);
 /// Wire handles of the pools that `cuMemAllocAsync` allocates from, by device; 0 for the default pool.
 static CURRENT: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
+
+/// Notes that memory was freed, if it is a pool's, in the order of one stream or of all.
+pub fn freed(allocation: &Allocation, stream: Option<Handle<Stream>>) {
+    if let Origin::Pool { pool } = allocation.origin {
+        freed_to(pool, stream);
+    }
+}
+
 /// Notes that memory of a pool was freed, in the order of one stream or of all. Call it after the message was sent: a
 /// synchronization that takes the note is then sent after the message, in whichever thread.
-pub fn freed(allocation: &Allocation, stream: Option<Handle<Stream>>) {
-    let Origin::Pool { pool } = allocation.origin else {
-        return;
-    };
-    // A destroyed pool releases all its memory.
-    let threshold = POOLS
-        .get(pool)
-        .map_or(0, |pool| pool.threshold.load(Ordering::Relaxed));
-    if threshold == u64::MAX {
-        return;
+pub fn freed_to(pool: Handle<PoolKind>, stream: Option<Handle<Stream>>) {
+    if threshold(pool) != u64::MAX {
+        RELEASES.note(stream);
     }
-    RELEASES.note(stream);
+}
+
+/// Returns how many bytes a pool keeps that no allocation uses.
+fn threshold(pool: Handle<PoolKind>) -> u64 {
+    // A destroyed pool releases all its memory.
+    let known = POOLS.get(pool);
+    known.map_or(0, |pool| pool.threshold.load(Ordering::Relaxed))
+}
+
+/// Has pools release, as they would at a synchronization, what idle streams have freed on the scope's device and this
+/// library holds.
+pub fn release_idle(scope: Scope) -> Result {
+    release(scope, pool_reuse::free_idle(scope)?).map(drop)
+}
+
+/// Has pools release what streams have freed. Returns false if this library holds none of it.
+pub fn release_all(scope: Scope) -> Result<bool> {
+    release(scope, pool_reuse::free_all(scope.session.session())?)
+}
+
+/// Has pools release what is unused beyond their thresholds. Returns false if there are none.
+fn release(scope: Scope, mut pools: Vec<Handle<PoolKind>>) -> Result<bool> {
+    pools.sort_unstable_by_key(|pool| pool.to_wire());
+    pools.dedup();
+    for pool in &pools {
+        let (pool, keep) = (*pool, threshold(*pool));
+        if keep != u64::MAX && POOLS.get(pool).is_some() {
+            let owner = scope.session.session().on(device_of(pool));
+            owner.request(&PoolTrim { pool, keep }, |()| ())?;
+        }
+    }
+    Ok(!pools.is_empty())
 }
 
 fn mint(scope: Scope, handle_types: u32, foreign: bool) -> Result<Handle<PoolKind>> {
@@ -345,13 +377,10 @@ impl<'a> Alloc<'a> {
             bytes,
         };
         let request = || scope.session.request(&message, |reply| reply.address.0);
-        pool_reuse::free_in_order(scope, |stream| stream == target.handle)?;
-        let address = match request() {
-            Err(CuError::OUT_OF_MEMORY) if pool_reuse::free_all(scope.session.session())? => {
-                request()
-            }
-            allocated => allocated,
-        }?;
+        if pool_reuse::is_much() {
+            pool_reuse::free_in_order(scope, |stream| stream == target.handle)?;
+        }
+        let address = with_unused(scope, request)?;
         if !scope.session.is_reserved(address, bytes) {
             log::error_once!(
                 "a pool's memory would lie at {address:#x}, where this program has something of its own"
@@ -377,7 +406,6 @@ pub fn free(scope: Scope, target: Target, address: u64) -> Option<Result> {
         && is_private(pool)
         && pool_reuse::store(scope, target, pool, address, allocation.bytes)
     {
-        freed(&allocation, Some(target.handle));
         return Some(scope.session.alive());
     }
     let message = PoolFree {

@@ -2,13 +2,16 @@
 //!
 //! A stream that allocates as much as it has just freed gets the same memory without a message, as the order of the
 //! stream permits (CUDA driver API, `cuMemFreeAsync`). The frontend sends the free to the worker later: before the stream
-//! allocates another size, waits or is destroyed, and before the program counts, trims or destroys the pool.
+//! is destroyed, before the program counts, trims or destroys the pool or asks how much memory is free, when the device has
+//! none left, and, if it is much, before the stream allocates another size or waits. The pool would release it at a wait,
+//! and take some 50 µs for that and for the next allocation.
 
 use wormhole_api::handle::{Pool, Stream};
 use wormhole_api::{DevicePtr, Handle, PoolFree};
 use wormhole_lock::Mutex;
 
 use crate::error::Result;
+use crate::memory::pool;
 use crate::object::context::{self, Scope};
 use crate::object::stream::{self, Target};
 use crate::session::Session;
@@ -17,6 +20,8 @@ use crate::session::Session;
 const MOST: usize = 64;
 /// Most bytes of all blocks. Only their own streams can allocate this memory.
 const MOST_BYTES: u64 = 256 << 20;
+/// Most bytes of all blocks that stay while streams wait.
+const KEPT_BYTES: u64 = 32 << 20;
 
 /// A block of memory that was freed in the order of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +67,10 @@ impl Blocks {
         true
     }
 
+    fn is_much(&self) -> bool {
+        self.bytes > KEPT_BYTES
+    }
+
     /// Removes the last block that `wanted` accepts.
     fn take(&mut self, wanted: impl Fn(&Block) -> bool) -> Option<Block> {
         let held = &mut self.held[..self.count];
@@ -78,7 +87,7 @@ impl Blocks {
 
 /// Stores memory that a stream frees, for [`take`]. Returns false if it has to be freed in the worker.
 pub fn store(scope: Scope, target: Target, pool: Handle<Pool>, address: u64, bytes: u64) -> bool {
-    BLOCKS.lock().add(Block {
+    let block = Block {
         pool,
         stream: target.handle,
         context: scope.context,
@@ -86,7 +95,19 @@ pub fn store(scope: Scope, target: Target, pool: Handle<Pool>, address: u64, byt
         address,
         work: target.work(),
         legacy_work: stream::legacy(scope).work(),
-    })
+    };
+    let mut blocks = BLOCKS.lock();
+    let (stored, is_much) = (blocks.add(block), blocks.is_much());
+    drop(blocks);
+    if stored && is_much {
+        pool::freed_to(pool, Some(target.handle));
+    }
+    stored
+}
+
+/// Returns whether the blocks are more than may stay while streams wait.
+pub fn is_much() -> bool {
+    BLOCKS.lock().is_much()
 }
 
 /// Returns memory of this size that the stream has freed to the pool.
@@ -100,31 +121,42 @@ pub fn take(scope: Scope, target: Target, pool: Handle<Pool>, bytes: u64) -> Opt
     BLOCKS.lock().take(fits).map(|block| block.address)
 }
 
-/// Frees blocks in the worker, each in the order of its stream. Returns the stream of each block, and whether it was idle
-/// before.
-fn free(
-    session: &'static Session,
-    wanted: impl Fn(&Block) -> bool,
-) -> Result<Vec<(Scope, Target, bool)>> {
+/// A block that is freed in the worker.
+struct Freed {
+    pool: Handle<Pool>,
+    scope: Scope,
+    stream: Target,
+    /// Whether the stream was idle before.
+    was_idle: bool,
+}
+
+/// Frees blocks in the worker, each in the order of its stream, and notes that.
+fn free(session: &'static Session, wanted: impl Fn(&Block) -> bool) -> Result<Vec<Freed>> {
     // Held until all messages are in the ring, so that no stream is destroyed between.
     let mut blocks = BLOCKS.lock();
     let found: Vec<Block> = std::iter::from_fn(|| blocks.take(&wanted)).collect();
     let freed = found.into_iter().map(|block| {
         let scope = context::scope_numbered(session, block.context);
-        let target = block.target(scope);
-        let was_idle = target.is_idle();
+        let stream = block.target(scope);
+        let was_idle = stream.is_idle();
         let message = PoolFree {
             address: DevicePtr(block.address),
-            stream: target.handle,
+            stream: stream.handle,
         };
         scope.session.record(&message)?;
-        Ok((scope, target, was_idle))
+        pool::freed_to(block.pool, Some(stream.handle));
+        Ok(Freed {
+            pool: block.pool,
+            scope,
+            stream,
+            was_idle,
+        })
     });
     let freed = freed.collect::<Result<Vec<_>>>()?;
     drop(blocks);
     // Without the lock, since a stream with much work waits here.
-    for (scope, target, _) in &freed {
-        target.worked(*scope)?;
+    for freed in &freed {
+        freed.stream.worked(freed.scope)?;
     }
     Ok(freed)
 }
@@ -133,13 +165,21 @@ fn free(
 /// streams now. Any other block stays: its free would come after later work, and a stream that waits for the free
 /// would wait for that work too.
 pub fn free_in_order(scope: Scope, due: impl Fn(Handle<Stream>) -> bool) -> Result {
+    free_due(scope, due).map(drop)
+}
+
+fn free_due(scope: Scope, due: impl Fn(Handle<Stream>) -> bool) -> Result<Vec<Freed>> {
     let session = scope.session.session();
-    let is_wanted = |block: &Block| {
+    free(session, |block| {
         let owner = context::scope_numbered(session, block.context);
         owner.session.ordinal() == scope.session.ordinal()
             && (due(block.stream) || block.is_last(owner))
-    };
-    free(session, is_wanted).map(drop)
+    })
+}
+
+/// Frees the blocks of the scope's device that are freed in the order of their streams now. Returns their pools.
+pub fn free_idle(scope: Scope) -> Result<Vec<Handle<Pool>>> {
+    free_due(scope, |_| false).map(pools)
 }
 
 /// Frees the blocks of a pool, whose memory the program counts, trims or destroys. Waits for streams that are idle, so
@@ -148,8 +188,8 @@ pub fn free_of_pool(scope: Scope, pool: Handle<Pool>) -> Result {
     let freed = free(scope.session.session(), |block| block.pool == pool)?;
     freed
         .into_iter()
-        .filter(|(_, _, was_idle)| *was_idle)
-        .try_for_each(|(scope, target, _)| target.synchronize(scope))
+        .filter(|freed| freed.was_idle)
+        .try_for_each(|freed| freed.stream.synchronize(freed.scope))
 }
 
 /// Frees the blocks of a stream, which is to be destroyed.
@@ -157,9 +197,13 @@ pub fn free_of_stream(session: &'static Session, stream: Handle<Stream>) -> Resu
     free(session, |block| block.stream == stream).map(drop)
 }
 
-/// Frees all blocks. Returns false if there are none.
-pub fn free_all(session: &'static Session) -> Result<bool> {
-    free(session, |_| true).map(|freed| !freed.is_empty())
+/// Frees all blocks. Returns their pools.
+pub fn free_all(session: &'static Session) -> Result<Vec<Handle<Pool>>> {
+    free(session, |_| true).map(pools)
+}
+
+fn pools(freed: Vec<Freed>) -> Vec<Handle<Pool>> {
+    freed.into_iter().map(|freed| freed.pool).collect()
 }
 
 impl Block {

@@ -19,8 +19,8 @@ use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
 use crate::log;
 use crate::memory::map::{Allocation, Origin};
-use crate::memory::memory_map;
 use crate::memory::reservations::{Range, Reservations};
+use crate::memory::{memory_map, with_unused};
 use crate::object::context::Scope;
 use crate::object::sharing::{self, Token};
 use crate::pages::PAGE;
@@ -206,7 +206,7 @@ pub fn create(scope: Scope, bytes: u64, handle_types: u32) -> Result<CUmemGeneri
             bytes,
             handle_types,
         };
-        scope.session.request(&message, |()| bytes)
+        with_unused(scope, || scope.session.request(&message, |()| bytes))
     })
 }
 

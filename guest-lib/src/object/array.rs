@@ -9,6 +9,7 @@ use wormhole_lock::Mutex;
 
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
+use crate::memory::with_unused;
 use crate::object::context::{self, Scope};
 use crate::types::{CUarray, CUmipmappedArray};
 
@@ -89,9 +90,7 @@ pub fn create(scope: Scope, shape: ArrayShape) -> Result<CUarray> {
         channels: shape.texels().channels(),
         flags: shape.flags(),
     };
-    scope
-        .session
-        .request(&message, |()| ())
+    with_unused(scope, || scope.session.request(&message, |()| ()))
         .inspect_err(|_| ARRAYS.forget(new))?;
     Ok(handle::to_pointer(new))
 }
@@ -129,7 +128,7 @@ pub fn create_mipmap(scope: Scope, shape: ArrayShape, levels: u32) -> Result<CUm
         flags: shape.flags(),
         levels,
     };
-    scope.session.request(&message, |()| ()).inspect_err(|_| {
+    with_unused(scope, || scope.session.request(&message, |()| ())).inspect_err(|_| {
         MIPMAPS.forget(new);
     })?;
     Ok(handle::to_pointer(new))

@@ -21,7 +21,7 @@ use crate::device::attribute;
 use crate::error::{CuError, Result};
 use crate::log;
 use crate::memory::map::Origin;
-use crate::memory::{memory_map, offset_in_slab};
+use crate::memory::{memory_map, offset_in_slab, set_shared};
 use crate::object::context::Scope;
 use crate::session::OnDevice;
 
@@ -231,6 +231,7 @@ pub fn share_allocation(scope: Scope, address: u64) -> Result<[u8; 64]> {
         None => Place::default(),
     };
     let token = scope.session.request(&message, |reply| reply.token)?;
+    set_shared(allocation);
     Ok(to_memory_handle(token, place))
 }
 

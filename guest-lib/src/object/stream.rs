@@ -575,8 +575,9 @@ impl Target {
     /// Waits for the stream by a request.
     #[cold]
     fn let_device_synchronize(self, scope: Scope) -> Result {
-        if RELEASES.take(Some(self.handle)) {
+        if RELEASES.is_set() {
             pool_reuse::free_in_order(scope, |stream| stream == self.handle)?;
+            RELEASES.take(Some(self.handle));
         }
         let work = self.stream.work.load(Ordering::Acquire);
         let launches = self.stream.launches.load(Ordering::Acquire);
@@ -671,9 +672,10 @@ fn blocking_work(scope: Scope) -> Vec<Covered> {
 /// Waits for all work of the scope's device (`cuCtxSynchronize`). Streams without new work are skipped.
 pub fn synchronize_all(scope: Scope) -> Result {
     scope.session.publish_counts();
-    let releases = RELEASES.take(None);
+    let releases = RELEASES.is_set();
     if releases {
         pool_reuse::free_in_order(scope, |_| true)?;
+        RELEASES.take(None);
     }
     if output::is_due(scope.session.ordinal()) || releases {
         return output::synchronize(scope, scope.session.ordinal(), None);

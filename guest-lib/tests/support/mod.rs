@@ -21,7 +21,7 @@ use wormhole_api::{
     EventElapsedReply, Items, LibraryGetKernelReply, LibraryLoadReply, LinkInput, LinkReply,
     MemAllocReply, MemGetInfoReply, MemGranularityReply, ModuleGetFunctionReply,
     ModuleGetGlobalReply, ModuleLoadReply, PROTOCOL_HASH, Parameter, PoolAllocReply, Request,
-    SlabAllocReply, SynchronizeReply, TakeOutputReply, decode,
+    ShareAddressReply, SlabAllocReply, SynchronizeReply, TakeOutputReply, decode,
 };
 use wormhole_lock::Mutex;
 use wormhole_ring::bootstrap::Bootstrap;
@@ -445,6 +445,7 @@ impl Executor {
                     (8, 49152),
                     (12, 65536),
                     (99, 1),
+                    (125, 1),
                 ];
                 let attributes = attributes.map(|(id, value)| Attribute { id, value });
                 self.answer(
@@ -494,6 +495,7 @@ impl Executor {
                     address: wormhole_api::DevicePtr(APERTURE_HIGH.0),
                 },
             ),
+            Request::ShareAddress(_) => self.answer(head, &ShareAddressReply { token: [7; 16] }),
             Request::SlabAlloc(_) => self.answer(
                 head,
                 &SlabAllocReply {

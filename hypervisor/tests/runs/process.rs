@@ -223,6 +223,11 @@ fn small_allocations_are_apart_and_kernels_that_leave_them_fault() {
 }
 
 #[test]
+fn large_allocations_are_made_again_and_free_when_the_program_asks() {
+    passes("static", "kept_allocations");
+}
+
+#[test]
 fn memory_is_mapped_at_reserved_addresses() {
     passes("static", "virtual_memory");
 }

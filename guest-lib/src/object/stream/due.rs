@@ -39,7 +39,7 @@ impl Due {
     }
 
     /// Returns the same as [`Due::is_set`], and clears it if the caller's synchronization, of one stream or of all, is
-    /// sufficient.
+    /// sufficient. The synchronization begins after this call.
     pub fn take(&self, stream: Option<Handle<Stream>>) -> bool {
         let due = self.0.load(Ordering::Acquire);
         if due != 0 && stream.is_none_or(|stream| stream.to_wire() == due) {
