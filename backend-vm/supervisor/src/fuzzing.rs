@@ -109,6 +109,8 @@ struct Worker {
     /// The worker's end of its log, open while the worker lives.
     _log: OwnedFd,
     was_killed: bool,
+    /// Whether it has said that it has its device.
+    is_ready: bool,
     /// Answers that the worker still has to send.
     owed: Vec<Owed>,
 }
@@ -510,6 +512,7 @@ impl Scene {
             _ => Message::Unshare(fetch),
         };
         if let Some(worker) = pick(&mut self.workers, worker) {
+            worker.is_ready |= matches!(message, Message::Ready { .. });
             worker.end.send(&message, descriptors);
         }
         Some(())
@@ -517,11 +520,16 @@ impl Scene {
 
     /// Receives the orders sent to the spawner. Forks the processes of tenants, and assigns workers, at once. Returns whether
     /// it has assigned one.
+    ///
+    /// # Panics
+    /// A worker without its device is to come into a tenant's cgroup, whose other workers could hold up its start.
     fn receive_orders(&mut self) -> bool {
         let mut answered = false;
         while let Ok(Some((bytes, _))) = datagram::receive(&self.spawner, false) {
             let order = Order::decode(&bytes).expect("an order");
             if let Order::Assign { ticket, .. } = order {
+                let worker = self.workers.iter().find(|one| one.ticket == ticket);
+                assert!(worker.is_none_or(|one| one.is_ready));
                 self.report(&Report::Assigned { ticket }, &[]);
                 answered = true;
                 continue;
@@ -576,6 +584,7 @@ impl Scene {
                         end,
                         _log: writer,
                         was_killed: false,
+                        is_ready: false,
                         owed: Vec::new(),
                     });
                 }
@@ -1530,6 +1539,7 @@ mod tests {
                         protocol_hash: HASH,
                         device: "name=stub\n",
                     };
+                    worker.is_ready = true;
                     worker.end.send(&ready, Vec::new());
                 }
             }

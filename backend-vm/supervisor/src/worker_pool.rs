@@ -589,11 +589,14 @@ impl Supervisor {
         }
     }
 
-    /// Counts a worker among a tenant's, and has it moved into the tenant's cgroup.
+    /// Counts a worker among a tenant's, and has it moved into the tenant's cgroup once it is ready: the tenant's other
+    /// workers, with which it would share processors there, must not hold up a start, for which the user's other tenants wait.
     fn bind_worker(&mut self, id: Id, wanted: Wanted) {
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.session = Some(wanted);
-            worker.process.assign(wanted.0);
+            if worker.state == WorkerState::Ready {
+                worker.process.assign(wanted.0);
+            }
         }
     }
 
@@ -810,6 +813,9 @@ impl Supervisor {
                     device.clone_into(&mut self.pool.devices);
                     self.pool.start_took = worker.since.elapsed();
                     (worker.state, worker.since) = (WorkerState::Ready, Instant::now());
+                    if let Some((tenant, _)) = worker.session {
+                        worker.process.assign(tenant);
+                    }
                     is_ready = true;
                 }
                 (WorkerState::Starting(_), Message::Refused { reason, .. }) => {
