@@ -56,8 +56,8 @@ const NAME: &str = "Persistent Memory (legacy)";
 /// Most processes that have registered files, and most files of all of them. Each process has a stream and a window here.
 const MOST_PROCESSES: usize = 256;
 const MOST_FILES: usize = 256;
-/// Most processes of one user other than root, more than a backend gives sessions to. The descriptors that a user sends may never
-/// close, and then take that user's places alone.
+/// Most processes of one user other than root, more than a backend gives sessions to, and most files of them. The descriptors that
+/// a user sends may never close, and then take that user's places alone.
 const MOST_OF_USER: usize = 96;
 /// Time that a process has for its first message.
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
@@ -278,16 +278,16 @@ impl Keeper {
             };
             let user = socket_peercred(&stream).map_or(u32::MAX, |peer| peer.uid.as_raw());
             let user = users.entry(user).or_insert_with(|| User::new(user));
-            let Some(of_user) = user.take() else {
+            let Some(of_user) = user.processes.take() else {
                 user.refuse(stream);
                 continue;
             };
-            let place = (place, of_user);
+            let (place, files) = ((of_user, place), user.files.clone());
             // The close of a descriptor that a process has sent may never end, so this thread closes no stream.
             let (give, given) = channel();
             let keep = move || {
                 if let Ok((stream, place)) = given.recv() {
-                    keep(stream, device, &place);
+                    keep(stream, device, &files, &place);
                 }
             };
             match thread::Builder::new().spawn(keep) {
@@ -320,17 +320,41 @@ impl<C: Deref<Target = AtomicUsize>> Drop for Counted<C> {
     }
 }
 
-/// Place of a process, among all and among those of its user.
-type Place = (Counted, Counted<Arc<AtomicUsize>>);
+/// Place of a process or a file, among those of its user and among all.
+type Place = (Counted<Arc<AtomicUsize>>, Counted);
+
+/// Places of one kind that a user may have.
+#[derive(Clone, Debug)]
+struct Share {
+    taken: Arc<AtomicUsize>,
+    most: usize,
+}
+
+impl Share {
+    /// Returns the places of a user, all of which are free. All places of the kind are so many.
+    fn new(user: u32, all: usize) -> Self {
+        Self {
+            taken: Arc::default(),
+            most: match user {
+                0 => all,
+                _ => MOST_OF_USER,
+            },
+        }
+    }
+
+    fn take(&self) -> Option<Counted<Arc<AtomicUsize>>> {
+        Counted::take(Arc::clone(&self.taken), self.most)
+    }
+}
 
 /// Stream that the thread which accepts streams must not close.
 type Refused = ManuallyDrop<UnixStream>;
 
-/// Places of a user's processes.
+/// Places of a user's processes and their files.
 #[derive(Debug)]
 struct User {
-    taken: Arc<AtomicUsize>,
-    most: usize,
+    processes: Share,
+    files: Share,
     /// To the thread that closes the streams of those without a place, once there was one.
     refused: Option<Sender<Refused>>,
     /// Streams for which there was no such thread yet. They stay open.
@@ -340,18 +364,11 @@ struct User {
 impl User {
     fn new(user: u32) -> Self {
         Self {
-            taken: Arc::default(),
-            most: match user {
-                0 => MOST_PROCESSES,
-                _ => MOST_OF_USER,
-            },
+            processes: Share::new(user, MOST_PROCESSES),
+            files: Share::new(user, MOST_FILES),
             refused: None,
             left: Vec::new(),
         }
-    }
-
-    fn take(&self) -> Option<Counted<Arc<AtomicUsize>>> {
-        Counted::take(Arc::clone(&self.taken), self.most)
     }
 
     /// Ends the stream of a process without a place. Its close may never end, and then the closes of this user's other streams wait.
@@ -400,7 +417,7 @@ struct Session {
 }
 
 /// Serves a process until it has ended, and keeps its files until its session has.
-fn keep(mut stream: UnixStream, device: u64, _place: &Place) {
+fn keep(mut stream: UnixStream, device: u64, share: &Share, _place: &Place) {
     let mut files = BTreeMap::new();
     let _ = stream.set_read_timeout(Some(HELLO_LIMIT));
     let session = match receive(&stream) {
@@ -418,7 +435,7 @@ fn keep(mut stream: UnixStream, device: u64, _place: &Place) {
     }
     let _ = stream.set_read_timeout(None);
     // The end of the process, or a message that makes no sense.
-    while serve_one(&mut stream, device, &mut files).is_ok() {}
+    while serve_one(&mut stream, device, share, &mut files).is_ok() {}
     // Descriptors in messages that were not received are closed with it.
     drop(stream);
     while !files.is_empty() && session.is_there() {
@@ -429,14 +446,18 @@ fn keep(mut stream: UnixStream, device: u64, _place: &Place) {
 fn serve_one(
     stream: &mut UnixStream,
     device: u64,
-    files: &mut BTreeMap<u64, (File, Counted)>,
+    share: &Share,
+    files: &mut BTreeMap<u64, (File, Place)>,
 ) -> io::Result<()> {
     match receive(stream)? {
         (Request::Hold { start, bytes }, file) => {
             let number = files.last_key_value().map_or(0, |(last, _)| last + 1);
             let too_many = || io::Error::from_raw_os_error(libc::EMFILE);
             // None arrives if no descriptor is left.
-            let held = file.map(File::from).zip(Counted::take(&FILES, MOST_FILES));
+            let held = file.map(File::from).and_then(|file| {
+                let of_user = share.take()?;
+                Some((file, (of_user, Counted::take(&FILES, MOST_FILES)?)))
+            });
             let parts = held
                 .as_ref()
                 .ok_or_else(too_many)
@@ -774,20 +795,61 @@ mod tests {
     #[test]
     fn a_user_has_places_of_its_own() {
         let (mut user, other) = (User::new(1000), User::new(1001));
-        let taken: Vec<_> = std::iter::repeat_with(|| user.take())
+        let taken: Vec<_> = std::iter::repeat_with(|| user.processes.take())
             .map_while(|one| one)
             .collect();
         assert_eq!(taken.len(), MOST_OF_USER);
-        assert!(other.take().is_some());
+        assert!(other.processes.take().is_some());
         let (ours, theirs) = UnixStream::pair().unwrap();
         user.refuse(ours);
         // The end.
         assert_eq!((&theirs).read(&mut [0]).unwrap(), 0);
         drop(taken);
-        assert!(user.take().is_some());
+        assert!(user.processes.take().is_some());
         let root = User::new(0);
-        let taken: Vec<_> = (0..MOST_PROCESSES).map_while(|_| root.take()).collect();
-        assert_eq!(taken.len(), MOST_PROCESSES);
+        let taken = (0..MOST_PROCESSES).map_while(|_| root.processes.take());
+        assert_eq!(taken.collect::<Vec<_>>().len(), MOST_PROCESSES);
+    }
+
+    /// Sends a message with a descriptor.
+    fn send(over: &UnixStream, message: &[u8], descriptor: impl AsFd) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [descriptor.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        let message = [IoSlice::new(message)];
+        sendmsg(over, &message, &mut control, SendFlags::empty()).unwrap();
+    }
+
+    #[test]
+    fn files_of_one_user_leave_places_to_those_of_others() {
+        let file = tempfile::tempfile().unwrap();
+        let device = file.metadata().unwrap().st_dev();
+        let (user, other) = (User::new(1000), User::new(1001));
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut hold = |share: &Share, files: &mut BTreeMap<u64, (File, Place)>| {
+            let request = Request::Hold { start: 0, bytes: 0 };
+            send(&theirs, &request.encode(), &file);
+            serve_one(&mut ours, device, share, files).unwrap();
+            let mut answer = [0; MESSAGE_BYTES];
+            theirs.read_exact(&mut answer).unwrap();
+            Answer::decode(answer).status
+        };
+        // Two processes of one user.
+        let (mut first, mut second) = (BTreeMap::new(), BTreeMap::new());
+        for files in [&mut first, &mut second] {
+            for _ in 0..MOST_OF_USER / 2 {
+                assert_eq!(hold(&user.files, files), 0);
+            }
+        }
+        let full = u64::try_from(libc::EMFILE).unwrap();
+        assert_eq!(hold(&user.files, &mut second), full);
+        assert_eq!(hold(&other.files, &mut BTreeMap::new()), 0);
+        drop(first);
+        assert_eq!(hold(&user.files, &mut second), 0);
+        let root = User::new(0);
+        let taken = (0..MOST_FILES).map_while(|_| root.files.take());
+        assert_eq!(taken.collect::<Vec<_>>().len(), MOST_FILES);
     }
 
     #[test]
@@ -802,17 +864,7 @@ mod tests {
         while (&slow).write(&[0; 64 << 10]).is_ok() {}
         slow.set_nonblocking(false).unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let descriptors = [slow.as_fd()];
-        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
-        sendmsg(
-            &theirs,
-            &[IoSlice::new(&[0])],
-            &mut control,
-            SendFlags::empty(),
-        )
-        .unwrap();
+        send(&theirs, &[0], &slow);
         drop(slow);
         let began = Instant::now();
         let (mut user, mut other) = (User::new(1000), User::new(1001));
