@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
 use std::io::{self, IoSliceMut, Write};
-use std::mem::{ManuallyDrop, MaybeUninit};
+use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -22,7 +22,7 @@ use std::path::Path;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -59,6 +59,9 @@ const MOST_FILES: usize = 256;
 /// Most processes of one user other than root, more than a backend gives sessions to, and most files of them. The descriptors that
 /// a user sends may never close, and then take that user's places alone.
 const MOST_OF_USER: usize = 96;
+/// Most streams of processes without a place that are being closed. One user's processes, files and all of these take 640
+/// descriptors, while the first process of a guest may have 1,024.
+const MOST_REFUSED: usize = 256;
 /// Time that a process has for its first message.
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
 /// Pause between two looks at a session that ends.
@@ -263,11 +266,13 @@ impl Keeper {
     pub fn run(self) -> ! {
         let device = self.device;
         let mut users = BTreeMap::new();
+        let mut refusals = Refusals::new(MOST_REFUSED);
         loop {
             // Other processes wait, as long as they like.
-            let place = loop {
-                match Counted::take(&PROCESSES, MOST_PROCESSES) {
-                    Some(place) => break place,
+            let (place, refusal) = loop {
+                let place = Counted::take(&PROCESSES, MOST_PROCESSES);
+                match place.zip(refusals.take()) {
+                    Some(places) => break places,
                     None => thread::sleep(PAUSE),
                 }
             };
@@ -279,7 +284,7 @@ impl Keeper {
             let user = socket_peercred(&stream).map_or(u32::MAX, |peer| peer.uid.as_raw());
             let user = users.entry(user).or_insert_with(|| User::new(user));
             let Some(of_user) = user.processes.take() else {
-                user.refuse(stream);
+                refusals.refuse(stream, refusal);
                 continue;
             };
             let (place, files) = ((of_user, place), user.files.clone());
@@ -293,7 +298,7 @@ impl Keeper {
             match thread::Builder::new().spawn(keep) {
                 // The thread waits for it.
                 Ok(_) => drop(give.send((stream, place))),
-                Err(_) => user.refuse(stream),
+                Err(_) => refusals.refuse(stream, refusal),
             }
         }
     }
@@ -347,18 +352,11 @@ impl Share {
     }
 }
 
-/// Stream that the thread which accepts streams must not close.
-type Refused = ManuallyDrop<UnixStream>;
-
 /// Places of a user's processes and their files.
 #[derive(Debug)]
 struct User {
     processes: Share,
     files: Share,
-    /// To the thread that closes the streams of those without a place, once there was one.
-    refused: Option<Sender<Refused>>,
-    /// Streams for which there was no such thread yet. They stay open.
-    left: Vec<Refused>,
 }
 
 impl User {
@@ -366,27 +364,48 @@ impl User {
         Self {
             processes: Share::new(user, MOST_PROCESSES),
             files: Share::new(user, MOST_FILES),
-            refused: None,
+        }
+    }
+}
+
+/// Streams of processes without a place. The thread that accepts streams closes none of them, since a close may never end.
+#[derive(Debug)]
+struct Refusals {
+    places: Share,
+    /// Streams for which there was no thread yet.
+    left: Vec<(UnixStream, Counted<Arc<AtomicUsize>>)>,
+}
+
+impl Refusals {
+    fn new(most: usize) -> Self {
+        let taken = Arc::default();
+        Self {
+            places: Share { taken, most },
             left: Vec::new(),
         }
     }
 
-    /// Ends the stream of a process without a place. Its close may never end, and then the closes of this user's other streams wait.
-    fn refuse(&mut self, stream: UnixStream) {
+    /// Takes the place of a stream that may be refused.
+    fn take(&mut self) -> Option<Counted<Arc<AtomicUsize>>> {
+        self.close();
+        self.places.take()
+    }
+
+    /// Ends the stream of a process without a place.
+    fn refuse(&mut self, stream: UnixStream, place: Counted<Arc<AtomicUsize>>) {
         let _ = stream.shutdown(Shutdown::Both);
-        self.left.push(ManuallyDrop::new(stream));
-        if self.refused.is_none() {
-            let (refused, streams) = channel::<Refused>();
-            let close = move || {
-                let streams = streams.into_iter().map(ManuallyDrop::into_inner);
-                streams.for_each(drop);
-            };
-            let started = thread::Builder::new().spawn(close);
-            self.refused = started.is_ok().then_some(refused);
-        }
-        if let Some(refused) = &self.refused {
-            for stream in self.left.drain(..) {
-                let _ = refused.send(stream);
+        self.left.push((stream, place));
+        self.close();
+    }
+
+    /// Closes each stream on a thread of its own.
+    fn close(&mut self) {
+        while let Some(refused) = self.left.pop() {
+            let (give, given) = channel();
+            match thread::Builder::new().spawn(move || drop(given.recv())) {
+                // The thread waits for it.
+                Ok(_) => drop(give.send(refused)),
+                Err(_) => return self.left.push(refused),
             }
         }
     }
@@ -794,16 +813,12 @@ mod tests {
 
     #[test]
     fn a_user_has_places_of_its_own() {
-        let (mut user, other) = (User::new(1000), User::new(1001));
+        let (user, other) = (User::new(1000), User::new(1001));
         let taken: Vec<_> = std::iter::repeat_with(|| user.processes.take())
             .map_while(|one| one)
             .collect();
         assert_eq!(taken.len(), MOST_OF_USER);
         assert!(other.processes.take().is_some());
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        user.refuse(ours);
-        // The end.
-        assert_eq!((&theirs).read(&mut [0]).unwrap(), 0);
         drop(taken);
         assert!(user.processes.take().is_some());
         let root = User::new(0);
@@ -853,7 +868,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_whose_close_takes_long_delays_its_users_refusals_alone() {
+    fn a_refused_process_whose_close_takes_long_keeps_one_place_and_delays_no_other() {
         /// Time for which the close of a socket waits that a process sends.
         const LINGER: Duration = Duration::from_secs(20);
         let reader = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -867,13 +882,26 @@ mod tests {
         send(&theirs, &[0], &slow);
         drop(slow);
         let began = Instant::now();
-        let (mut user, mut other) = (User::new(1000), User::new(1001));
-        user.refuse(ours);
-        for user in [&mut user, &mut other] {
+        let mut refusals = Refusals::new(2);
+        let place = refusals.take().unwrap();
+        refusals.refuse(ours, place);
+        let take = |refusals: &mut Refusals| {
+            loop {
+                match refusals.take() {
+                    Some(place) => break place,
+                    None => thread::yield_now(),
+                }
+            }
+        };
+        for _ in 0..3 {
+            let place = take(&mut refusals);
             let (ours, theirs) = UnixStream::pair().unwrap();
-            user.refuse(ours);
+            refusals.refuse(ours, place);
+            // The end.
             assert_eq!((&theirs).read(&mut [0]).unwrap(), 0);
         }
+        let _last = take(&mut refusals);
+        assert!(refusals.take().is_none(), "the first close has a place");
         assert!(began.elapsed() < LINGER / 2, "it waited for a close");
     }
 
