@@ -1,24 +1,21 @@
 //! Sockets of processes, which a thread of its own closes.
 //!
 //! A process can send descriptors over its socket. The kernel closes those that nobody takes, in the thread that reads or closes the
-//! socket, and the close of some lasts for as long as the process likes: that of a TCP socket with `SO_LINGER`.
+//! socket, and the close of some lasts for as long as the process likes: that of a TCP socket with `SO_LINGER`. So nobody reads
+//! further where descriptors have come.
 
 use std::io::{self, ErrorKind, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::ops::Deref;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::Builder;
 
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recv, recvmsg};
 use wormhole_lock::Mutex;
 
 /// Closes underway with which no other process is accepted.
 const MOST: usize = 128;
-/// Most descriptors of a message (`SCM_MAX_FD`).
-const DESCRIPTORS: usize = 253;
 
 static UNDERWAY: AtomicUsize = AtomicUsize::new(0);
 
@@ -97,25 +94,20 @@ impl ProcessSocket {
         Self(Some(socket))
     }
 
-    /// Reads bytes.
+    /// Reads bytes. Descriptors that came with them stay where they are, and are closed with the socket.
     ///
     /// # Errors
     /// As recvmsg(2). `InvalidData` if the process has sent descriptors.
     pub fn receive(&self, bytes: &mut [u8]) -> io::Result<usize> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
+        // The kernel says where there is no room for descriptors.
+        let mut control = RecvAncillaryBuffer::new(&mut []);
         let mut parts = [IoSliceMut::new(bytes)];
-        let message = recvmsg(&**self, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
-        let rights = control.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(rights) => Some(rights),
-            _ => None,
-        });
-        let sent: Vec<OwnedFd> = rights.flatten().collect();
-        if sent.is_empty() {
-            return Ok(message.bytes);
+        let message = recvmsg(&**self, &mut parts, &mut control, RecvFlags::PEEK)?;
+        if message.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(ErrorKind::InvalidData.into());
         }
-        close(sent);
-        Err(ErrorKind::InvalidData.into())
+        let (count, _) = recv(&**self, &mut bytes[..message.bytes], RecvFlags::empty())?;
+        Ok(count)
     }
 }
 

@@ -168,6 +168,7 @@ mod tests {
 
     use super::*;
     use crate::agent::listen;
+    use crate::closer::ProcessSocket;
     use crate::stream::Opening;
 
     /// Connects as a process does, and returns its stream.
@@ -286,11 +287,10 @@ mod tests {
         socket
     }
 
-    fn send(over: &UnixStream, descriptor: &TcpStream) {
-        let descriptors = [descriptor.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    fn send(over: &UnixStream, descriptors: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        control.push(SendAncillaryMessage::ScmRights(&descriptors));
+        control.push(SendAncillaryMessage::ScmRights(descriptors));
         let bytes = [IoSlice::new(&[0])];
         sendmsg(over, &bytes, &mut control, SendFlags::empty()).expect("room");
     }
@@ -299,7 +299,7 @@ mod tests {
     fn attack(over: &UnixStream, reader: &TcpListener) {
         let (over, socket) = (over.try_clone().expect("a descriptor"), slow(reader));
         spawn(move || {
-            send(&over, &socket);
+            send(&over, &[socket.as_fd()]);
             drop(socket);
         });
     }
@@ -335,5 +335,26 @@ mod tests {
         third.read_exact(&mut read).expect("the question");
         assert_eq!(&read, b"question");
         assert!(began.elapsed() < LINGER / 2, "it waited for a close");
+    }
+
+    #[test]
+    fn descriptors_of_a_process_are_not_taken() {
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        let process = ProcessSocket::new(ours);
+        let reader = TcpListener::bind("127.0.0.1:0").expect("an address");
+        let (first, second) = (
+            slow(&reader),
+            tempfile::NamedTempFile::new().expect("a file"),
+        );
+        let descriptors = [first.as_fd(), second.as_file().as_fd()];
+        (&theirs).write_all(b"before").expect("room");
+        send(&theirs, &descriptors);
+        drop(first);
+        let path = second.into_temp_path();
+        let received = process.receive(&mut [0; 16]);
+        assert_eq!(received.unwrap_err().kind(), io::ErrorKind::InvalidData);
+        let own = std::fs::read_dir("/proc/self/fd").expect("it is there");
+        let mut own = own.filter_map(|own| std::fs::read_link(own.ok()?.path()).ok());
+        assert!(!own.any(|own| own == *path));
     }
 }
