@@ -13,6 +13,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_oobinline;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -136,6 +137,8 @@ pub fn accept(listener: &UnixListener) -> io::Result<UnixStream> {
     let process = ProcessSocket::new(process);
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
+    // A read would drop a byte that was sent out of band, and close its descriptors.
+    set_socket_oobinline(&ours, true)?;
     let descriptors = [theirs.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);

@@ -287,19 +287,19 @@ mod tests {
         socket
     }
 
-    fn send(over: &UnixStream, descriptors: &[BorrowedFd<'_>]) {
+    fn send(over: &UnixStream, descriptors: &[BorrowedFd<'_>], flags: SendFlags) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(descriptors));
         let bytes = [IoSlice::new(&[0])];
-        sendmsg(over, &bytes, &mut control, SendFlags::empty()).expect("room");
+        sendmsg(over, &bytes, &mut control, flags).expect("room");
     }
 
     /// Sends such a socket and closes it here, most often before its receiver does: the last close waits.
-    fn attack(over: &UnixStream, reader: &TcpListener) {
+    fn attack(over: &UnixStream, reader: &TcpListener, flags: SendFlags) {
         let (over, socket) = (over.try_clone().expect("a descriptor"), slow(reader));
         spawn(move || {
-            send(&over, &[socket.as_fd()]);
+            send(&over, &[socket.as_fd()], flags);
             drop(socket);
         });
     }
@@ -316,13 +316,14 @@ mod tests {
 
         let reader = TcpListener::bind("127.0.0.1:0").expect("an address");
         // Over the connection, which the agent closes, and over the stream, which it reads.
-        for _ in 0..4 {
+        let kinds = [SendFlags::empty(), SendFlags::OOB];
+        for flags in kinds.into_iter().cycle().take(8) {
             let connection = UnixStream::connect(&path).expect("an agent listens");
-            attack(&connection, &reader);
+            attack(&connection, &reader, flags);
             streams.recv().expect("a stream without a process");
             let stream = connect(&path);
             let mut ended = streams.recv().expect("its stream");
-            attack(&stream, &reader);
+            attack(&stream, &reader, flags);
             let mut said = Vec::new();
             ended.read_to_end(&mut said).expect("its end");
             assert!(said.is_empty(), "what came with a descriptor is dropped");
@@ -348,7 +349,7 @@ mod tests {
         );
         let descriptors = [first.as_fd(), second.as_file().as_fd()];
         (&theirs).write_all(b"before").expect("room");
-        send(&theirs, &descriptors);
+        send(&theirs, &descriptors, SendFlags::empty());
         drop(first);
         let path = second.into_temp_path();
         let received = process.receive(&mut [0; 16]);
