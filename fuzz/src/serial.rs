@@ -94,7 +94,7 @@ impl Side {
                 if let Ok((ours, theirs)) = UnixStream::pair()
                     && [&ours, &theirs].map(|it| it.set_nonblocking(true).is_ok()) == [true; 2]
                 {
-                    self.mux.add(theirs);
+                    self.mux.add(theirs, 0);
                     self.ends.push(ours);
                 }
             }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use rustix::net::sockopt::set_socket_oobinline;
+use rustix::net::sockopt::{set_socket_oobinline, socket_peercred};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -131,10 +131,12 @@ fn refuse(listener: &UnixListener) -> Result<(), AgentError> {
     }
 }
 
-/// Accepts a process and sends it its end of a stream, in the way of each listener of a control stream.
-pub fn accept(listener: &UnixListener) -> io::Result<UnixStream> {
+/// Accepts a process and sends it its end of a stream, in the way of each listener of a control stream. Returns the other end, and
+/// the process's user.
+pub fn accept(listener: &UnixListener) -> io::Result<(UnixStream, u32)> {
     let (process, _) = listener.accept()?;
     let process = ProcessSocket::new(process);
+    let user = socket_peercred(&*process)?.uid.as_raw();
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     // A read would drop a byte that was sent out of band, and close its descriptors.
@@ -149,5 +151,5 @@ pub fn accept(listener: &UnixListener) -> io::Result<UnixStream> {
         &mut control,
         SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
     )?;
-    Ok(ours)
+    Ok((ours, user))
 }

@@ -98,8 +98,8 @@ pub fn serve(
         }
         if let Some(listener) = listener.filter(|_| events.has_process) {
             // A process that is gone by now gets no stream.
-            if let Ok(stream) = agent::accept(listener) {
-                mux.add(stream);
+            if let Ok((stream, user)) = agent::accept(listener) {
+                mux.add(stream, user);
             }
         }
     }

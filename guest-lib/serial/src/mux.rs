@@ -13,6 +13,8 @@ use crate::stream::{Opening, Overdrawn, Stream};
 
 /// Most streams of a port: a guest has 64 CUDA processes, and some more that ask for facts.
 pub const MAX_STREAMS: usize = 128;
+/// Most streams of the processes of one user other than root.
+const MOST_OF_USER: usize = 96;
 /// Bytes after which [`Mux::produce`] begins no further stream. With the frames of one more stream they fit a buffer of the
 /// port's driver (32 KiB), which takes them whole or not at all.
 const ENOUGH: usize = 16 << 10;
@@ -138,10 +140,11 @@ impl Mux {
         self.len() == 0
     }
 
-    /// Adds a stream of a guest's process. The socket must not block. Drops it if there is no room, or no host.
-    pub fn add(&mut self, socket: UnixStream) {
+    /// Adds a stream of a process of a user in the guest. The socket must not block. Drops it if there is no room for that user, or
+    /// no host.
+    pub fn add(&mut self, socket: UnixStream, user: u32) {
         let streams = &mut self.streams;
-        if !streams.is_synchronised || streams.by_number.len() >= MAX_STREAMS {
+        if !streams.is_synchronised || !streams.has_room(user) {
             return;
         }
         let Some(number) = streams.last.checked_add(1) else {
@@ -149,7 +152,7 @@ impl Mux {
             return streams.restart();
         };
         streams.last = number;
-        let stream = Stream::of_process(socket);
+        let stream = Stream::of_process(socket, user);
         streams.by_number.insert(number, stream);
     }
 
@@ -241,6 +244,12 @@ impl Streams {
             *nonce = nonce.wrapping_add(1);
             self.hello = Some(*nonce);
         }
+    }
+
+    /// Returns whether a process of a user may have a stream.
+    fn has_room(&self, user: u32) -> bool {
+        let of_user = self.by_number.values().filter(|it| it.is_of(user)).count();
+        self.by_number.len() < MAX_STREAMS && (user == 0 || of_user < MOST_OF_USER)
     }
 
     fn remove_if_over(&mut self, number: u32) {

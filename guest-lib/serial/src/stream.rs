@@ -26,8 +26,8 @@ pub struct Opening {
 /// Socket on this side.
 #[derive(Debug)]
 enum Socket {
-    /// Agent's socket, with a process at its other end.
-    Process(ProcessSocket),
+    /// Agent's socket, with a process of a user at its other end.
+    Process(ProcessSocket, u32),
     /// Host's socket, with the backend at its other end.
     Backend(UnixStream),
     Opening(Opening),
@@ -36,7 +36,7 @@ enum Socket {
 impl Socket {
     fn stream(&self) -> Option<&UnixStream> {
         match self {
-            Self::Process(socket) => Some(socket),
+            Self::Process(socket, _) => Some(socket),
             Self::Backend(socket) => Some(socket),
             Self::Opening(_) => None,
         }
@@ -88,13 +88,18 @@ impl Stream {
     }
 
     /// Creates the agent's side of a stream, which the host does not know yet. The socket must not block.
-    pub fn of_process(socket: UnixStream) -> Self {
-        Self::new(Socket::Process(ProcessSocket::new(socket)), true)
+    pub fn of_process(socket: UnixStream, user: u32) -> Self {
+        Self::new(Socket::Process(ProcessSocket::new(socket), user), true)
     }
 
     /// Creates the host's side of a stream.
     pub fn of_backend(opening: Opening) -> Self {
         Self::new(Socket::Opening(opening), false)
+    }
+
+    /// Returns whether it is that of a process of this user.
+    pub fn is_of(&self, user: u32) -> bool {
+        matches!(self.socket, Socket::Process(_, of) if of == user)
     }
 
     /// Takes bytes of the other side.
@@ -140,7 +145,7 @@ impl Stream {
         }
         let socket = match &self.socket {
             Socket::Opening(opening) => return Some((opening.bell.as_fd(), flags)),
-            Socket::Process(socket) => socket.as_fd(),
+            Socket::Process(socket, _) => socket.as_fd(),
             Socket::Backend(socket) => socket.as_fd(),
         };
         flags.set(PollFlags::IN, self.may_read() && !self.is_readable);
@@ -177,7 +182,7 @@ impl Stream {
         self.outgoing.clear();
         self.is_hung_up = true;
         match self.socket {
-            Socket::Process(_) | Socket::Backend(_) => self.is_readable = true,
+            Socket::Process(..) | Socket::Backend(_) => self.is_readable = true,
             Socket::Opening(_) => self.has_ended = true,
         }
     }
@@ -245,7 +250,7 @@ impl Stream {
         let limit = usize::try_from(self.credit).map_or(MAX_DATA, |credit| credit.min(MAX_DATA));
         let read = match &mut self.socket {
             Socket::Opening(_) => return,
-            Socket::Process(socket) => socket.receive(&mut bytes[..limit]),
+            Socket::Process(socket, _) => socket.receive(&mut bytes[..limit]),
             Socket::Backend(socket) => socket.read(&mut bytes[..limit]),
         };
         match read {

@@ -67,12 +67,16 @@ fn both() -> (Mux, Mux, Receiver<UnixStream>) {
     (agent, host, streams)
 }
 
-/// Adds a stream to the agent, and returns the process's end.
+/// Adds a stream of root to the agent, and returns the process's end.
 fn process(agent: &mut Mux) -> UnixStream {
+    process_of(0, agent)
+}
+
+fn process_of(user: u32, agent: &mut Mux) -> UnixStream {
     let (ours, theirs) = UnixStream::pair().expect("sockets");
     theirs.set_nonblocking(true).expect("a socket");
     ours.set_nonblocking(true).expect("a socket");
-    agent.add(theirs);
+    agent.add(theirs, user);
     ours
 }
 
@@ -315,6 +319,24 @@ fn streams_beyond_the_limit_are_refused_and_those_of_a_guest_that_does_not_liste
     let processes: Vec<UnixStream> = processes.collect();
     assert_eq!(agent.len(), MAX_STREAMS);
     assert!(is_at_end(&processes[MAX_STREAMS]));
+}
+
+#[test]
+fn streams_of_one_user_leave_places_to_those_of_others() {
+    let (mut agent, _host, _streams) = both();
+    let processes = (0..=MOST_OF_USER).map(|_| process_of(1000, &mut agent));
+    let mut processes: Vec<UnixStream> = processes.collect();
+    assert_eq!(agent.len(), MOST_OF_USER);
+    assert!(is_at_end(&processes[MOST_OF_USER]));
+    let _other = process_of(1001, &mut agent);
+    assert_eq!(agent.len(), MOST_OF_USER + 1);
+    // The place of one that has ended is free.
+    processes.clear();
+    turn(&mut agent);
+    agent.produce(&mut Vec::new());
+    let before = agent.len();
+    let _again = process_of(1000, &mut agent);
+    assert_eq!(agent.len(), before + 1);
 }
 
 proptest! {
