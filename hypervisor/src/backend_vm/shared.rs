@@ -41,7 +41,7 @@ use super::{
     BackendVmError, Machine, Options, Running, SEND_LIMIT, START_LIMIT, attend, descriptor_of,
     make, stream_of,
 };
-use crate::backend::{BackendError, receive, send};
+use crate::backend::{receive, send};
 use crate::carrying::Places;
 use crate::run::confinement;
 use crate::say;
@@ -74,6 +74,12 @@ enum Unattached {
     Full { slots: usize, quarantined: usize },
     #[error("no slot of the backend VM has become free within {} s", START_LIMIT.as_secs())]
     Late,
+    #[error(
+        "the backend VM's process has no descriptor left for a tenant: try later, or start it with a higher limit (`ulimit -Hn`)"
+    )]
+    Descriptor(#[source] io::Error),
+    #[error("the backend VM's process cannot start a thread for a tenant: try later")]
+    Thread(#[source] io::Error),
     #[error(transparent)]
     Memory(#[from] MemoryError),
 }
@@ -519,8 +525,8 @@ impl Service {
         let streams = Arc::new(Places::of_one_among(self.desk.control.len()));
         match (orders.first(&mut window, self.hello_limit), &window) {
             (Some(First::Attach(attach)), Some(window)) => match self.attach(&attach, window) {
-                Ok((slot, relay)) => {
-                    quarantine = self.pass(slot, &attach, relay, tenant, &mut orders, &streams);
+                Ok(attached) => {
+                    quarantine = self.pass(attached, &attach, tenant, &mut orders, &streams);
                 }
                 Err(error) => {
                     let refused = Message::Refused {
@@ -568,14 +574,28 @@ impl Service {
         let _ = relay.stream().shutdown(Shutdown::Both);
     }
 
-    /// Maps a tenant's window in a slot.
-    fn attach(&self, attach: &Attach, window: &OwnedFd) -> Result<(u32, UnixStream), Unattached> {
+    /// Maps a tenant's window in a slot, once there is all that the tenant needs of this process.
+    fn attach(&self, attach: &Attach, window: &OwnedFd) -> Result<Attached, Unattached> {
         if attach.static_window == 0 {
             return Err(Unattached::NotStatic);
         }
+        let (patience, waits) = UnixStream::pair().map_err(Unattached::Descriptor)?;
+        let (answers, given) = channel::<Answers>();
+        let answer = move || {
+            if let Ok(answers) = given.recv() {
+                answers();
+            }
+        };
+        tasks::spawn("answers", answer).map_err(Unattached::Thread)?;
         let (slot, relay) = self.desk.take(START_LIMIT)?;
         match self.memory.attach(slot, window, attach.window_size) {
-            Ok(()) => Ok((slot, relay)),
+            Ok(()) => Ok(Attached {
+                slot,
+                relay,
+                patience,
+                waits,
+                answers,
+            }),
             Err(error) => {
                 // The VM has not heard of this tenant.
                 let is_empty = self.memory.detach(slot).is_ok();
@@ -602,23 +622,15 @@ impl Service {
         }
     }
 
-    /// Sends the relay the message of its tenant, and starts the thread that passes the relay's answers on. Returns what the owner
-    /// drops when a launcher that does not read is not waited for any more.
-    fn begin(
+    /// Returns what passes the relay's answers on to the launcher, until the relay has ended.
+    fn answers(
         &self,
         slot: u32,
-        attach: &Attach,
         relay: &Arc<Relay>,
-        tenant: &Arc<UnixStream>,
+        launcher: Launcher,
         acknowledged: SyncSender<bool>,
         streams: &Arc<Places>,
-    ) -> Result<UnixStream, BackendError> {
-        let (patience, waits) = UnixStream::pair().map_err(BackendError::Stream)?;
-        relay.send(&Message::Attach(*attach), self.send_limit)?;
-        let launcher = Launcher {
-            stream: Arc::clone(tenant),
-            waits,
-        };
+    ) -> Answers {
         let (relay, desk, usages) = (
             Arc::clone(relay),
             Arc::clone(&self.desk),
@@ -626,7 +638,7 @@ impl Service {
         );
         let stats = self.stats.clone();
         let streams = Arc::clone(streams);
-        let answers = move || {
+        Box::new(move || {
             let figures = stats.as_ref().and_then(figures);
             let control = || carried(desk.control_of(slot)?, &streams);
             let takes = |message: &Message<'_>| match message {
@@ -646,25 +658,35 @@ impl Service {
             // Ends the other direction as well, if it has not ended.
             let _ = launcher.stream.shutdown(Shutdown::Read);
             let _ = acknowledged.send(is_over);
-        };
-        tasks::spawn("answers", answers).map_err(BackendError::Thread)?;
-        Ok(patience)
+        })
     }
 
     /// Passes messages between a launcher and the relay of its slot, until one of them ends. Empties the slot. Returns its
     /// quarantine if the VM may still acknowledge the tenant's end.
     fn pass(
         &self,
-        slot: u32,
+        attached: Attached,
         attach: &Attach,
-        relay: UnixStream,
         tenant: Arc<UnixStream>,
         orders: &mut Orders,
         streams: &Arc<Places>,
     ) -> Option<Quarantine> {
+        let Attached {
+            slot,
+            relay,
+            patience,
+            waits,
+            answers,
+        } = attached;
         let relay = Arc::new(Relay::new(relay));
+        let launcher = Launcher {
+            stream: Arc::clone(&tenant),
+            waits,
+        };
         let (acknowledged, acknowledgement) = sync_channel(1);
-        let begun = self.begin(slot, attach, &relay, &tenant, acknowledged, streams);
+        // The thread waits for it.
+        let _ = answers.send(self.answers(slot, &relay, launcher, acknowledged, streams));
+        let begun = relay.send(&Message::Attach(*attach), self.send_limit);
         if let Err(error) = &begun {
             say::line(format_args!(
                 "backend VM: a tenant is not served: {}",
@@ -688,7 +710,7 @@ impl Service {
             .recv_timeout(left(self.report_limit))
             .or_else(|_| {
                 // A launcher that does not read must not hold up its own end.
-                drop(begun);
+                drop(patience);
                 acknowledgement.recv_timeout(left(self.report_limit + self.detach_limit))
             })
             .unwrap_or(false);
@@ -729,6 +751,21 @@ fn carried(stream: UnixStream, streams: &Places) -> Option<UnixStream> {
     let (theirs, ours) = UnixStream::pair().ok()?;
     streams.carry(stream, || Ok(ours)).ok()?;
     Some(theirs)
+}
+
+/// Passes a relay's answers on.
+type Answers = Box<dyn FnOnce() + Send>;
+
+/// A slot with a tenant's window. The VM has not heard of the tenant.
+struct Attached {
+    slot: u32,
+    relay: UnixStream,
+    /// Dropped when a launcher that does not read is not waited for any more.
+    patience: UnixStream,
+    /// The other end.
+    waits: UnixStream,
+    /// To the thread that passes the relay's answers on.
+    answers: Sender<Answers>,
 }
 
 /// A launcher to which the relay's answers are sent.
@@ -1148,6 +1185,65 @@ mod tests {
         served.join().unwrap();
     }
 
+    /// Lets a test of this module run in a process of its own, whose limits it changes. Returns false in that process.
+    fn passed_in_own_process(test: &str) -> bool {
+        const IS_OWN: &str = "WORMHOLE_TEST_IS_OWN";
+        if std::env::var_os(IS_OWN).is_some() {
+            return false;
+        }
+        let mut own = std::process::Command::new(std::env::current_exe().unwrap());
+        let test = format!("backend_vm::shared::tests::{test}");
+        own.args(["--exact", &test]).env(IS_OWN, "");
+        let output = own.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let has_passed = output.status.success() && said.contains("1 passed");
+        assert!(has_passed, "{said}");
+        true
+    }
+
+    /// Leaves this process room for so many further descriptors.
+    fn has_room_for(count: u64) {
+        let limit = getrlimit(Resource::Nofile);
+        let current = limit.maximum;
+        setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
+        let next = File::open("/dev/null").unwrap();
+        let next = u64::try_from(next.as_raw_fd()).unwrap();
+        let current = Some(next + count);
+        setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
+    }
+
+    #[test]
+    fn a_tenant_that_this_process_has_no_descriptor_for_leaves_its_slot_free() {
+        if passed_in_own_process(
+            "a_tenant_that_this_process_has_no_descriptor_for_leaves_its_slot_free",
+        ) {
+            return;
+        }
+        let (service, noted) = service(1, LONG);
+        let relay = offer(&service, 0);
+        let (launcher, tenant) = UnixStream::pair().unwrap();
+        let window = tempfile::tempfile().unwrap();
+        let attach = Message::Attach(Attach {
+            window_size: 4096,
+            static_window: 1,
+            ..Attach::default()
+        });
+        send(&launcher, &attach, &[window.as_raw_fd()]).unwrap();
+        // The window alone.
+        has_room_for(1);
+        service.serve(tenant);
+        has_room_for(32);
+        let mut body = Vec::new();
+        let (message, _) = receive(&launcher, &mut body).unwrap().unwrap();
+        assert!(
+            matches!(message, Message::Refused { reason, .. } if reason.contains("descriptor")),
+            "{message:?}"
+        );
+        assert!(noted.0.lock().is_empty());
+        let (_launcher, _) = launch(&service, 4096);
+        assert_eq!(name(&relay), Some("Attach"));
+    }
+
     #[test]
     fn a_launcher_brings_one_descriptor() {
         let (service, noted) = service(1, LONG);
@@ -1168,29 +1264,10 @@ mod tests {
 
     #[test]
     fn a_descriptor_that_this_process_has_no_room_for_ends_its_launcher() {
-        // The limit is that of a process, so that a process of its own has it.
-        const IS_OWN: &str = "WORMHOLE_TEST_IS_OWN";
-        if std::env::var_os(IS_OWN).is_none() {
-            let test = "backend_vm::shared::tests::a_descriptor_that_this_process_has_no_room_for_ends_its_launcher";
-            let mut own = std::process::Command::new(std::env::current_exe().unwrap());
-            own.args(["--exact", test]).env(IS_OWN, "");
-            let output = own.output().unwrap();
-            let said = String::from_utf8_lossy(&output.stdout);
-            assert!(
-                output.status.success() && said.contains("1 passed"),
-                "{said}"
-            );
+        if passed_in_own_process("a_descriptor_that_this_process_has_no_room_for_ends_its_launcher")
+        {
             return;
         }
-        let has_room_for = |count: u64| {
-            let limit = getrlimit(Resource::Nofile);
-            let current = limit.maximum;
-            setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
-            let next = File::open("/dev/null").unwrap();
-            let next = u64::try_from(next.as_raw_fd()).unwrap();
-            let current = Some(next + count);
-            setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
-        };
         let file = tempfile::tempfile().unwrap();
         let attach = Message::Attach(Attach::default());
         for count in [0, 1, 2] {
