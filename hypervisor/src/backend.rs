@@ -27,7 +27,7 @@ use wormhole_monitor::{MemoryError, Refused, StopHandle, Window, sealed_file};
 use wormhole_ring::control::{Attach, ControlError, Exits, Message, Stream, WindowRun};
 use wormhole_ring::layout::SEGMENT_BYTES;
 
-use self::again::{AGAIN, Again, Pause};
+use self::again::{AGAIN, Again, Pause, Shown};
 pub use self::frames::{receive, send};
 use self::lines::Lines;
 use crate::backend_vm::{START_LIMIT, read_boot_id};
@@ -490,7 +490,8 @@ impl Tenant {
         let mut lines = Lines::new(Instant::now());
         loop {
             let start = Instant::now();
-            let ended = self.handle(&stream, &mut served.sessions);
+            let mut shown = Shown::default();
+            let ended = self.handle(&stream, &mut served.sessions, &mut shown);
             if let (Err(BackendError::Show(_)), Some((_, stop))) = (&ended, &self.window) {
                 stop.stop();
             }
@@ -509,7 +510,8 @@ impl Tenant {
             }
             self.answer(Err("the backend has ended".to_owned()));
             pause = pause.after(start.elapsed());
-            match self.next(pause, &mut lines) {
+            let wait = pause.time().max(shown.workers_live());
+            match self.next(wait, &mut lines) {
                 Some(next) => {
                     served.failure = None;
                     stream = next;
@@ -531,15 +533,15 @@ impl Tenant {
         self.tenancy.lock().is_ending
     }
 
-    /// Waits for the next backend. Returns the new stream of the tenant; none if the guest ends.
-    fn next(&self, pause: Pause, lines: &mut Lines) -> Option<UnixStream> {
+    /// Waits for the next backend, at least so long. Returns the new stream of the tenant; none if the guest ends.
+    fn next(&self, wait: Duration, lines: &mut Lines) -> Option<UnixStream> {
         let (again, (window, stop)) = (self.again.as_ref()?, self.window.as_ref()?);
         if self.is_ending() {
             return None;
         }
         let ended = "the guest's backend has ended: its programs get errors until one of this name is there";
         lines.say(ended.to_owned());
-        let first = Instant::now() + pause.time();
+        let first = Instant::now() + wait;
         let mut is_cleared = false;
         let mut say_why =
             |reason: &str| lines.say(format!("the guest has no backend yet: {reason}"));
@@ -615,6 +617,7 @@ impl Tenant {
         &self,
         stream: &UnixStream,
         sessions: &mut SessionReports,
+        shown: &mut Shown,
     ) -> Result<(), BackendError> {
         let window = self.window.as_ref().map(|(window, _)| window);
         let window = window.filter(|_| !self.is_static);
@@ -640,6 +643,7 @@ impl Tenant {
                 (Message::WindowMap(run), Some(window)) => {
                     let file = file.ok_or(BackendError::NoFile)?;
                     let (start, bytes) = range(run);
+                    shown.map(run);
                     window.show(&file.into(), start, bytes)?;
                     self.port.answer(&Message::WindowMapped(run))?;
                 }
@@ -653,6 +657,7 @@ impl Tenant {
                 (Message::WindowUnmap(run), Some(window)) => {
                     let (start, bytes) = range(run);
                     window.hide(start, bytes)?;
+                    shown.unmap(run);
                 }
                 (other, _) => return Err(BackendError::Unexpected(other.name())),
             }
@@ -850,8 +855,9 @@ mod tests {
             stats: None,
             again: None,
         };
-        let listener =
-            std::thread::spawn(move || tenant.handle(&ours, &mut SessionReports::default()));
+        let listener = std::thread::spawn(move || {
+            tenant.handle(&ours, &mut SessionReports::default(), &mut Shown::default())
+        });
         let asking = std::thread::spawn(move || port.open(false));
         let mut body = Vec::new();
         let request = receive(&theirs, &mut body).expect("a request");

@@ -7,6 +7,11 @@
 //! A process of the guest that outlives its session can still write to the session's memory. So the window is attached
 //! again when all of the guest's control streams of the earlier backend are closed by their processes, and its memory is
 //! cleared before.
+//!
+//! Workers of a backend that was killed end after it. They write to the files of their own sessions, which the next backend does
+//! not get, and to the memory of the guest's shared files. In that memory the keeper lets files of ended processes go when the
+//! window is cleared, and their places become those of other files. So the window is cleared some time after a backend that has
+//! left sessions. The workers of a backend VM end with it.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +26,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use wormhole_link::{chain, tasks};
 use wormhole_monitor::devices::vsock::Holders;
-use wormhole_ring::control::{Attach, Message, Refusal};
+use wormhole_ring::control::{Attach, Message, Refusal, WindowRun};
 
 use super::{BackendError, handshake, receive, send};
 use crate::backends::{Chosen, Placement};
@@ -51,6 +56,32 @@ impl Pause {
 
     pub fn time(self) -> Duration {
         self.0
+    }
+}
+
+/// Time within which the workers of a backend that was killed have ended. A driver destroys a context within seconds. A backend
+/// that keeps them longer harms its own tenant alone, which does not wait for it.
+const WORKERS_END_WITHIN: Duration = Duration::from_secs(5);
+
+/// Segments of sessions that a backend has had the guest map. It has them unmapped when a session's worker has ended.
+#[derive(Debug, Default)]
+pub struct Shown(u64);
+
+impl Shown {
+    pub fn map(&mut self, run: WindowRun) {
+        self.0 = self.0.saturating_add(run.count.into());
+    }
+
+    pub fn unmap(&mut self, run: WindowRun) {
+        self.0 = self.0.saturating_sub(run.count.into());
+    }
+
+    /// Returns the time after the backend's end for which its workers may live.
+    pub fn workers_live(&self) -> Duration {
+        match self.0 {
+            0 => Duration::ZERO,
+            _ => WORKERS_END_WITHIN,
+        }
     }
 }
 
@@ -263,6 +294,23 @@ mod tests {
         assert_eq!(seconds, [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]);
         let long = Pause(LONGEST_PAUSE).after(LONGEST_PAUSE);
         assert_eq!(long.time(), AGAIN);
+    }
+
+    #[test]
+    fn workers_are_waited_for_if_their_sessions_were_not_ended_before_the_backend() {
+        let run = |session, count| WindowRun {
+            session,
+            first: 0,
+            count,
+        };
+        let mut shown = Shown::default();
+        assert_eq!(shown.workers_live(), Duration::ZERO);
+        shown.map(run(0, 1));
+        shown.map(run(1, 3));
+        shown.unmap(run(0, 1));
+        assert_eq!(shown.workers_live(), WORKERS_END_WITHIN);
+        shown.unmap(run(1, 3));
+        assert_eq!(shown.workers_live(), Duration::ZERO);
     }
 
     #[test]
