@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
-use wormhole_serial::{Frame, MAX_DATA, MAX_STREAMS, Mux, Opening};
+use wormhole_serial::{Frame, MAX_DATA, MAX_STREAMS, Mux, Opening, ProcessSocket};
 
 use crate::{Steps, open_files};
 
@@ -94,7 +94,7 @@ impl Side {
                 if let Ok((ours, theirs)) = UnixStream::pair()
                     && [&ours, &theirs].map(|it| it.set_nonblocking(true).is_ok()) == [true; 2]
                 {
-                    self.mux.add(theirs, 0);
+                    self.mux.add(ProcessSocket::new(theirs), 0);
                     self.ends.push(ours);
                 }
             }

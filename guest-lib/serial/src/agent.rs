@@ -133,14 +133,15 @@ fn refuse(listener: &UnixListener) -> Result<(), AgentError> {
 
 /// Accepts a process and sends it its end of a stream, in the way of each listener of a control stream. Returns the other end, and
 /// the process's user.
-pub fn accept(listener: &UnixListener) -> io::Result<(UnixStream, u32)> {
+pub fn accept(listener: &UnixListener) -> io::Result<(ProcessSocket, u32)> {
     let (process, _) = listener.accept()?;
     let process = ProcessSocket::new(process);
     let user = socket_peercred(&*process)?.uid.as_raw();
     let (ours, theirs) = UnixStream::pair()?;
+    let ours = ProcessSocket::new(ours);
     ours.set_nonblocking(true)?;
     // A read would drop a byte that was sent out of band, and close its descriptors.
-    set_socket_oobinline(&ours, true)?;
+    set_socket_oobinline(&*ours, true)?;
     let descriptors = [theirs.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);

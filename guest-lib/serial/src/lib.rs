@@ -16,6 +16,7 @@ mod mux;
 mod stream;
 
 pub use agent::{AgentError, listen, open_port, serve_port};
+pub use closer::ProcessSocket;
 pub use frame::{Frame, MAX_DATA, Malformed, VERSION};
 pub use line::{LineError, serve};
 pub use mux::{MAX_STREAMS, Mux};

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixListener;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, read, write};
@@ -13,6 +14,8 @@ use crate::mux::{Mux, OtherVersion};
 
 /// Most bytes that are read from the port at once.
 const CHUNK: usize = 32 << 10;
+/// Time for which processes wait in the listener's queue after one for which there was no descriptor or memory.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Reason why a port cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -72,12 +75,13 @@ pub fn serve(
 ) -> Result<(), LineError> {
     let mut pending = Pending::default();
     let mut chunk = vec![0; CHUNK];
+    let mut accepts_from = Instant::now();
     loop {
         match pending.write(port, mux) {
             Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
             written => written?,
         }
-        let events = wait(port, mux, listener, !pending.is_empty())?;
+        let events = wait(port, mux, listener, !pending.is_empty(), accepts_from)?;
         // Before the port's bytes, which can give the number to another stream.
         for (number, events) in events.streams {
             mux.ready(number, events);
@@ -97,12 +101,23 @@ pub fn serve(
             }
         }
         if let Some(listener) = listener.filter(|_| events.has_process) {
-            // A process that is gone by now gets no stream.
-            if let Ok((stream, user)) = agent::accept(listener) {
-                mux.add(stream, user);
+            match agent::accept(listener) {
+                Ok((stream, user)) => mux.add(stream, user),
+                Err(error) if lacks_room(&error) => accepts_from = Instant::now() + PAUSE,
+                // A process that is gone by now gets no stream.
+                Err(_) => {}
             }
         }
     }
+}
+
+/// Returns whether a process was not accepted for want of descriptors or memory.
+fn lacks_room(error: &io::Error) -> bool {
+    let error = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(
+        error,
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)
+    )
 }
 
 struct Events {
@@ -116,13 +131,18 @@ fn wait(
     mux: &Mux,
     listener: Option<&UnixListener>,
     is_full: bool,
+    accepts_from: Instant,
 ) -> Result<Events, Errno> {
     let mut of_port = PollFlags::IN;
     of_port.set(PollFlags::OUT, is_full || mux.has_frames());
     // Until the host has answered, processes wait in the listener's queue.
-    let is_busy = closer::is_busy();
-    let listener = listener.filter(|_| mux.is_synchronised() && !is_busy);
-    let limit = is_busy.then(|| Timespec::try_from(agent::LOOK).unwrap_or_default());
+    let pause = accepts_from.saturating_duration_since(Instant::now());
+    let pause = match closer::is_busy() {
+        true => agent::LOOK,
+        false => pause,
+    };
+    let listener = listener.filter(|_| mux.is_synchronised() && pause.is_zero());
+    let limit = (!pause.is_zero()).then(|| Timespec::try_from(pause).unwrap_or_default());
     let mut polled = vec![PollFd::from_borrowed_fd(port, of_port)];
     polled.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
     let first = polled.len();

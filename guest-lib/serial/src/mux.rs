@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Bound::{Excluded, Included, Unbounded};
 use std::os::fd::BorrowedFd;
-use std::os::unix::net::UnixStream;
 
 use rustix::event::PollFlags;
 
+use crate::closer::ProcessSocket;
 use crate::frame::{Decoder, Frame, VERSION};
 use crate::stream::{Opening, Overdrawn, Stream};
 
@@ -142,7 +142,7 @@ impl Mux {
 
     /// Adds a stream of a process of a user in the guest. The socket must not block. Drops it if there is no room for that user, or
     /// no host.
-    pub fn add(&mut self, socket: UnixStream, user: u32) {
+    pub fn add(&mut self, socket: ProcessSocket, user: u32) {
         let streams = &mut self.streams;
         if !streams.is_synchronised || !streams.has_room(user) {
             return;

@@ -88,8 +88,8 @@ impl Stream {
     }
 
     /// Creates the agent's side of a stream, which the host does not know yet. The socket must not block.
-    pub fn of_process(socket: UnixStream, user: u32) -> Self {
-        Self::new(Socket::Process(ProcessSocket::new(socket), user), true)
+    pub fn of_process(socket: ProcessSocket, user: u32) -> Self {
+        Self::new(Socket::Process(socket, user), true)
     }
 
     /// Creates the host's side of a stream.

@@ -1,4 +1,5 @@
 use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -76,7 +77,7 @@ fn process_of(user: u32, agent: &mut Mux) -> UnixStream {
     let (ours, theirs) = UnixStream::pair().expect("sockets");
     theirs.set_nonblocking(true).expect("a socket");
     ours.set_nonblocking(true).expect("a socket");
-    agent.add(theirs, user);
+    agent.add(ProcessSocket::new(theirs), user);
     ours
 }
 
