@@ -484,7 +484,9 @@ impl Executor {
                 },
             ),
             Request::AddressReserve(wanted) => {
-                let start = self.reserved.next_multiple_of(wanted.alignment.max(GRANULE));
+                let start = self
+                    .reserved
+                    .next_multiple_of(wanted.alignment.max(GRANULE));
                 self.reserved = start + wanted.bytes;
                 let address = wormhole_api::DevicePtr(start);
                 self.answer(head, &AddressReserveReply { address });

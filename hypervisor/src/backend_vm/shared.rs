@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_oobinline;
 use wormhole_images::ports;
 use wormhole_link::channel::Incoming;
 use wormhole_link::made;
@@ -449,6 +450,8 @@ struct Orders {
 
 impl Orders {
     fn new(stream: Arc<UnixStream>) -> Self {
+        // A byte out of band is skipped by a read otherwise, and its descriptors are closed in the read.
+        let _ = set_socket_oobinline(&*stream, true);
         Self {
             stream,
             incoming: Incoming::new(true),
@@ -836,10 +839,11 @@ mod tests {
     use std::fs;
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
-    use std::os::fd::AsRawFd;
+    use std::os::fd::{AsFd, AsRawFd};
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt;
 
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     use wormhole_link::usage::{TenantUsage, Usage};
     use wormhole_ring::control::Stream;
@@ -896,15 +900,20 @@ mod tests {
     /// Connects a launcher that attaches a window of this size.
     fn launch(service: &Arc<Service>, window_size: u64) -> (UnixStream, JoinHandle<()>) {
         let (launcher, tenant) = UnixStream::pair().unwrap();
+        attach(&launcher, window_size);
+        let service = Arc::clone(service);
+        (launcher, std::thread::spawn(move || service.serve(tenant)))
+    }
+
+    /// Sends a launcher's first message.
+    fn attach(launcher: &UnixStream, window_size: u64) {
         let attach = Attach {
             window_size,
             static_window: 1,
             ..Attach::default()
         };
         let window = tempfile::tempfile().unwrap();
-        send(&launcher, &Message::Attach(attach), &[window.as_raw_fd()]).unwrap();
-        let service = Arc::clone(service);
-        (launcher, std::thread::spawn(move || service.serve(tenant)))
+        send(launcher, &Message::Attach(attach), &[window.as_raw_fd()]).unwrap();
     }
 
     /// Returns the name of the next message, and its file.
@@ -1117,6 +1126,16 @@ mod tests {
         served.join().unwrap();
     }
 
+    /// Sends a byte out of band, with a descriptor.
+    fn send_out_of_band(stream: &UnixStream, descriptor: &impl AsFd) {
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [descriptor.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        let byte = [io::IoSlice::new(&[0])];
+        sendmsg(stream, &byte, &mut control, SendFlags::OOB).unwrap();
+    }
+
     #[test]
     fn a_descriptor_that_is_never_closed_keeps_no_slot_of_a_backend_vm() {
         let (service, _) = service(1, LONG);
@@ -1138,6 +1157,30 @@ mod tests {
         drop(listener);
         served.join().unwrap();
         closing.join().unwrap();
+    }
+
+    #[test]
+    fn a_byte_out_of_band_and_its_descriptor_keep_no_slot_of_a_backend_vm() {
+        let (service, _) = service(1, LONG);
+        let relay = offer(&service, 0);
+        let (launcher, tenant) = UnixStream::pair().unwrap();
+        attach(&launcher, 4096);
+        let (foreign, listener) = lingering();
+        send_out_of_band(&launcher, &foreign);
+        // Only the connection has it now.
+        drop(foreign);
+        launcher.shutdown(Shutdown::Write).unwrap();
+        let own = Arc::clone(&service);
+        let served = std::thread::spawn(move || own.serve(tenant));
+        assert_eq!(name(&relay), Some("Attach"));
+        assert_eq!(name(&relay), Some("WindowUnmap"), "the tenant is ended");
+        send(&relay, &OVER, &[]).unwrap();
+        assert_eq!(name(&launcher), None, "it sees its end");
+        let again = offer(&service, 0);
+        let (_other, _) = launch(&service, 4096);
+        assert_eq!(name(&again), Some("Attach"), "the slot has another tenant");
+        drop(listener);
+        served.join().unwrap();
     }
 
     #[test]
