@@ -9,14 +9,16 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Gid, Uid, geteuid};
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::{Signal, set_parent_process_death_signal, setsid};
 use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
 use wormhole_images::{SocketServer, User};
 use wormhole_link::tasks;
 
 use super::Options;
 use super::volumes::Volume;
+use crate::confinement;
 use crate::private;
+use crate::say;
 use crate::signals::{PASSED, Set};
 
 /// A folder of this machine that a guest sees.
@@ -115,16 +117,23 @@ impl SocketServer for HostFiles {
     }
 }
 
-/// Starts a server in a process group of its own, since signals of the terminal are for the program.
+/// Starts a server in a session of its own, since signals of the terminal are for the program. A server of another user has no
+/// descriptor of the terminal either: that user could take it, read what the caller types, and type commands. Its messages
+/// come by a pipe.
 ///
 /// A server ends when the monitor, ours or QEMU, closes its socket. One that sleeps in a file, as of a server on the
 /// network that does not answer, cannot. So no launcher waits for its server: the kernel kills that once this thread
 /// has ended, whatever it does.
 pub fn spawn(command: &mut Command, other: Option<Identity>) -> io::Result<Child> {
     Set::of(&PASSED).unblock_in(command);
+    let is_of_other = other.is_some();
+    if is_of_other {
+        command.stderr(Stdio::piped());
+    }
     // SAFETY: between fork and exec this makes system calls and allocates nothing.
     unsafe {
         command.pre_exec(move || {
+            setsid()?;
             if let Some((uid, gid, groups)) = &other {
                 set_thread_groups(groups)?;
                 set_thread_gid(*gid)?;
@@ -134,8 +143,14 @@ pub fn spawn(command: &mut Command, other: Option<Identity>) -> io::Result<Child
             Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
         });
     }
-    let command = command.stdout(Stdio::null()).process_group(0);
-    command.spawn().map_err(tasks::named)
+    let mut server = command
+        .stdout(Stdio::null())
+        .spawn()
+        .map_err(tasks::named)?;
+    if is_of_other && let Some(mut said) = server.stderr.take() {
+        confinement::spawn("files", move || _ = io::copy(&mut said, &mut say::Foreign))?;
+    }
+    Ok(server)
 }
 
 /// Returns the path in a guest of the program `name`, which may be a name in one of the `folders` of the file system
@@ -193,6 +208,27 @@ mod tests {
         let mut server = launcher.join().expect("a server");
         let status = server.wait().expect("it ends");
         assert_eq!(status.signal(), Some(libc::SIGKILL), "{status}");
+    }
+
+    #[test]
+    fn a_server_of_another_user_has_nothing_of_the_terminal() {
+        if !geteuid().is_root() {
+            eprintln!("skipped: only root starts servers of other users");
+            return;
+        }
+        let nobody = (Uid::from_raw(65534), Gid::from_raw(65534), Vec::new());
+        let mut command = Command::new("sleep");
+        let mut server = spawn(command.arg("20"), Some(nobody)).expect("it starts");
+        let of_server = |name: &str| PathBuf::from(format!("/proc/{}/{name}", server.id()));
+        let stat = std::fs::read_to_string(of_server("stat")).expect("it runs");
+        let (_, fields) = stat.rsplit_once(')').expect("a name");
+        let session = fields.split_whitespace().nth(3).expect("its session");
+        assert_eq!(session, server.id().to_string());
+        let messages = std::fs::read_link(of_server("fd/2")).expect("standard error");
+        let messages = messages.display().to_string();
+        assert!(messages.starts_with("pipe:"), "{messages}");
+        server.kill().expect("it can be killed");
+        server.wait().expect("it ends");
     }
 
     #[test]
