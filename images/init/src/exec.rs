@@ -348,18 +348,30 @@ fn is_not_executable(program: &Path) -> bool {
     fs::metadata(program).is_ok_and(|data| data.permissions().mode() & 0o111 == 0)
 }
 
+/// Number of scripts that the kernel follows, one after another, to an interpreter.
+const SCRIPTS: u32 = 5;
+
 /// Returns the interpreter in a script's first line or a program's PT_INTERP if it does not exist. The interpreter of a
 /// script may be a script whose interpreter is missing.
 fn interpreter(program: &Path) -> io::Result<Option<(PathBuf, InterpreterFault)>> {
+    interpreter_within(SCRIPTS, program)
+}
+
+fn interpreter_within(
+    scripts: u32,
+    program: &Path,
+) -> io::Result<Option<(PathBuf, InterpreterFault)>> {
     let mut file = File::open(program)?;
     let Some(named) = script_interpreter(&mut file)?.or(elf_interpreter(&mut file)?) else {
         return Ok(None);
     };
     Ok(match InterpreterFault::of(&named) {
         Some(fault) => Some((named, fault)),
-        // No loop: the kernel follows scripts at most five deep and would have failed with ELOOP.
-        None if named == program => None,
-        None => interpreter(&named)?,
+        // The kernel says ELOOP of scripts that name each other.
+        None => match scripts.checked_sub(1) {
+            Some(left) => interpreter_within(left, &named)?,
+            None => None,
+        },
     })
 }
 
@@ -491,6 +503,13 @@ mod tests {
     fn causes_are_named() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
+        // Also before the kernel has refused them.
+        for (name, other) in [("first", "second"), ("second", "first")] {
+            let line = format!("#!{}\n", path(other).display());
+            executable(&path(name), line.as_bytes());
+        }
+        NotExecuted::expect(&path("first")).expect("both are there");
+        refused(&path("first"), 126, "Too many levels of symbolic links");
         refused(Path::new(""), 127, "name is empty");
         refused(&path("missing"), 127, "No such file");
         refused(folder.path(), 126, "it is a folder");
