@@ -798,7 +798,7 @@ fn what_a_program_frees_is_allocated_again_without_a_message() {
                 assert_eq!(again, first);
             }
             assert_eq!(cuMemFree_v2(first), 0);
-            // Another size, and more than is kept: what was freed first is freed in the worker.
+            // Another size, and more than is kept: the worker frees the first allocation.
             assert_eq!(cuMemAlloc_v2(&raw mut again, 16 * MIB), 0);
             assert_eq!(cuMemFree_v2(again), 0);
             // The program is told that both are free, as is what a stream has freed.

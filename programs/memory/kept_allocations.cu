@@ -95,7 +95,7 @@ static size_t everything() {
     return all;
 }
 
-// What was freed is there for allocations of other sizes and kinds. Other programs run beside this one on a GPU.
+// Freed memory is there for allocations of other sizes and kinds. Other programs run beside this one on a GPU.
 static void all_of_it() {
     char name[100];
     WORKS(cuDeviceGetName, name, sizeof name, 0);
