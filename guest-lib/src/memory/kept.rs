@@ -43,7 +43,7 @@ impl Kept {
         bytes: 0,
     };
 
-    /// Keeps memory. Returns what there is no room for any more: what was freed first.
+    /// Keeps memory. Returns the memory that was freed first, as far as there is no room for it any more.
     fn put(&mut self, freed: Freed) -> Vec<Freed> {
         self.freed.push(freed);
         self.bytes += freed.bytes;
