@@ -44,12 +44,53 @@ enum Scope {
     Foreign(OwnedFd),
 }
 
+/// A part of the device's memory that a pool has allocated.
+#[derive(Debug)]
+struct Chunk {
+    bytes: u64,
+    holes: Holes,
+}
+
+/// Chunks of a pool by address. Each allocation lies in one: to the device they are different memory, also where they are
+/// adjacent.
+#[derive(Debug, Default)]
+struct Chunks(BTreeMap<u64, Chunk>);
+
+impl Chunks {
+    fn add(&mut self, start: u64, bytes: u64) {
+        let mut holes = Holes::default();
+        holes.put(start, bytes);
+        self.0.insert(start, Chunk { bytes, holes });
+    }
+
+    fn take(&mut self, bytes: u64) -> Option<u64> {
+        let mut chunks = self.0.values_mut();
+        chunks.find_map(|chunk| chunk.holes.take(bytes, ALIGNMENT))
+    }
+
+    /// Gives back an allocation, or a part of one.
+    fn put(&mut self, address: u64, bytes: u64) {
+        if let Some((_, chunk)) = self.0.range_mut(..=address).next_back() {
+            chunk.holes.put(address, bytes);
+        }
+    }
+
+    /// Removes a chunk without allocations. Returns its start and its bytes.
+    fn remove_unused(&mut self) -> Option<(u64, u64)> {
+        let mut chunks = self.0.iter_mut();
+        let (start, bytes) = chunks.find_map(|(start, chunk)| {
+            let is_unused = chunk.holes.take_at(*start, chunk.bytes);
+            is_unused.then_some((*start, chunk.bytes))
+        })?;
+        self.0.remove(&start);
+        Some((start, bytes))
+    }
+}
+
 #[derive(Debug)]
 struct Pool {
     scope: Scope,
-    /// Chunks allocated from the device, bytes by address.
-    chunks: BTreeMap<u64, u64>,
-    holes: Holes,
+    chunks: Chunks,
     freed: Vec<Freed>,
     live: BTreeMap<u64, u64>,
     reserved: u64,
@@ -77,8 +118,7 @@ impl Pool {
         Self {
             accesses: Accesses::default(),
             scope,
-            chunks: BTreeMap::new(),
-            holes: Holes::default(),
+            chunks: Chunks::default(),
             freed: Vec::new(),
             live: BTreeMap::new(),
             reserved: 0,
@@ -102,12 +142,12 @@ impl Pool {
 
     /// Makes freed memory available to all streams once the work before the free is complete.
     fn recycle_freed(&mut self, scheduler: &Scheduler) {
-        let holes = &mut self.holes;
+        let chunks = &mut self.chunks;
         self.freed.retain(|freed| {
             // Work of a dead context accesses no memory.
             let reached = scheduler.reached(&[freed.point]).unwrap_or(true);
             if reached {
-                holes.put(freed.start, freed.bytes);
+                chunks.put(freed.start, freed.bytes);
             }
             !reached
         });
@@ -137,8 +177,7 @@ impl Pool {
         }
         let start = memory.allocate(chunk, Owner::Pool)?;
         memory.write().set_accesses(start, self.accesses);
-        self.chunks.insert(start, chunk);
-        self.holes.put(start, chunk);
+        self.chunks.add(start, chunk);
         self.reserved += chunk;
         self.reserved_high = self.reserved_high.max(self.reserved);
         Ok(())
@@ -146,21 +185,12 @@ impl Pool {
 
     /// Frees unused chunks until the pool holds no more than `keep` bytes.
     fn release(&mut self, keep: u64, memory: &Memory) {
-        let unused: Vec<(u64, u64)> = self
-            .chunks
-            .iter()
-            .map(|(at, bytes)| (*at, *bytes))
-            .collect();
-        for (start, bytes) in unused {
-            if self.reserved <= keep {
-                return;
-            }
-            if self.holes.take_at(start, bytes) {
-                self.chunks.remove(&start);
-                self.reserved -= bytes;
-                if let Err(error) = memory.free(start, Owner::Pool) {
-                    tracing::error!(%error, "a pool held memory that was not its own");
-                }
+        while self.reserved > keep
+            && let Some((start, bytes)) = self.chunks.remove_unused()
+        {
+            self.reserved -= bytes;
+            if let Err(error) = memory.free(start, Owner::Pool) {
+                tracing::error!(%error, "a pool held memory that was not its own");
             }
         }
     }
@@ -353,7 +383,7 @@ impl Pools {
         let pool = state.pool(pool)?;
         pool.accesses.set(device, access);
         let mut map = self.memory.write();
-        for start in pool.chunks.keys() {
+        for start in pool.chunks.0.keys() {
             map.set_accesses(*start, pool.accesses);
         }
         Ok(())
@@ -389,7 +419,7 @@ impl Pools {
         let own = pool.reuse(bytes, |freed| freed.stream == stream);
         let found = match own.map(|(start, _)| start) {
             Some(start) => Some(start),
-            None => pool.holes.take(bytes, ALIGNMENT),
+            None => pool.chunks.take(bytes),
         };
         let address = match found {
             Some(start) => start,
@@ -429,9 +459,7 @@ impl Pools {
             pool.grow(bytes, &self.memory)?;
         }
         let pool = state.pool(raw)?;
-        pool.holes
-            .take(bytes, ALIGNMENT)
-            .ok_or(CuError::OUT_OF_MEMORY)
+        pool.chunks.take(bytes).ok_or(CuError::OUT_OF_MEMORY)
     }
 
     /// Returns true if an allocation of a pool starts at `address`.
@@ -487,7 +515,7 @@ impl Pools {
         if pool.is_foreign() {
             self.memory.close(address, Owner::Pool)?;
         } else {
-            pool.holes.put(address, bytes);
+            pool.chunks.put(address, bytes);
         }
         state.sweep(number, &self.memory);
         Ok(())
@@ -510,7 +538,7 @@ impl Pools {
     pub fn abandon(&self) {
         for pool in self.state().pools.values_mut() {
             for freed in std::mem::take(&mut pool.freed) {
-                pool.holes.put(freed.start, freed.bytes);
+                pool.chunks.put(freed.start, freed.bytes);
             }
         }
     }
@@ -545,6 +573,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+    use crate::memory::Use;
 
     const MIB: u64 = 1 << 20;
 
@@ -589,6 +618,18 @@ mod tests {
         fn attribute(&self, attribute: u32) -> u64 {
             let pool = self.pools.default_pool();
             self.pools.attribute(pool, attribute).expect("an attribute")
+        }
+    }
+
+    #[test]
+    fn an_allocation_lies_in_one_chunk() {
+        let bench = bench();
+        let stream = bench.scheduler.create(false);
+        // The first one leaves a part of its chunk, and the next chunk is adjacent.
+        for bytes in [CHUNK - ALIGNMENT, CHUNK, 3 * CHUNK + 1, ALIGNMENT, 1] {
+            let address = bench.take(bytes, stream).expect("allocate");
+            let is_one = bench.memory.check(address, bytes, Use::Write);
+            assert_eq!(is_one, Ok(()), "{bytes} bytes at {address:#x}");
         }
     }
 
