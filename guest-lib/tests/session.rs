@@ -817,7 +817,7 @@ fn what_a_program_frees_is_allocated_again_without_a_message() {
             "PoolAlloc?",
             "MemFree?",
             "PoolFree",
-            "PoolTrim?",
+            "Synchronize?",
             "MemGetInfo?",
             "MemAlloc?",
             "MemFree?",

@@ -101,7 +101,9 @@ fn allocate_whole(scope: Scope, bytes: u64) -> Result<u64> {
 pub fn with_unused<T>(scope: Scope, request: impl Fn() -> Result<T>) -> Result<T> {
     match request() {
         Err(CuError::OUT_OF_MEMORY)
-            if slabs::free_empty(scope)? | kept::free_all(scope)? | pool::release_all(scope)? =>
+            if slabs::free_empty(scope)?
+                | kept::free_all(scope)?
+                | pool_reuse::release_all(scope.session.session())? =>
         {
             request()
         }
@@ -112,7 +114,7 @@ pub fn with_unused<T>(scope: Scope, request: impl Fn() -> Result<T>) -> Result<T
 /// Frees what this library holds and natively the driver would not: the program asks how much memory is free.
 pub fn free_kept(scope: Scope) -> Result {
     kept::free_all(scope)?;
-    pool::release_idle(scope)
+    pool_reuse::release_idle(scope)
 }
 
 /// Returns the offset of an allocation in the memory of the driver that it is a part of; `None` if it is no part.

@@ -55,41 +55,12 @@ pub fn freed(allocation: &Allocation, stream: Option<Handle<Stream>>) {
 /// Notes that memory of a pool was freed, in the order of one stream or of all. Call it after the message was sent: a
 /// synchronization that takes the note is then sent after the message, in whichever thread.
 pub fn freed_to(pool: Handle<PoolKind>, stream: Option<Handle<Stream>>) {
-    if threshold(pool) != u64::MAX {
-        RELEASES.note(stream);
-    }
-}
-
-/// Returns how many bytes a pool keeps that no allocation uses.
-fn threshold(pool: Handle<PoolKind>) -> u64 {
     // A destroyed pool releases all its memory.
     let known = POOLS.get(pool);
-    known.map_or(0, |pool| pool.threshold.load(Ordering::Relaxed))
-}
-
-/// Has pools release, as they would at a synchronization, what idle streams have freed on the scope's device and this
-/// library holds.
-pub fn release_idle(scope: Scope) -> Result {
-    release(scope, pool_reuse::free_idle(scope)?).map(drop)
-}
-
-/// Has pools release what streams have freed. Returns false if this library holds none of it.
-pub fn release_all(scope: Scope) -> Result<bool> {
-    release(scope, pool_reuse::free_all(scope.session.session())?)
-}
-
-/// Has pools release what is unused beyond their thresholds. Returns false if there are none.
-fn release(scope: Scope, mut pools: Vec<Handle<PoolKind>>) -> Result<bool> {
-    pools.sort_unstable_by_key(|pool| pool.to_wire());
-    pools.dedup();
-    for pool in &pools {
-        let (pool, keep) = (*pool, threshold(*pool));
-        if keep != u64::MAX && POOLS.get(pool).is_some() {
-            let owner = scope.session.session().on(device_of(pool));
-            owner.request(&PoolTrim { pool, keep }, |()| ())?;
-        }
+    let threshold = known.map_or(0, |pool| pool.threshold.load(Ordering::Relaxed));
+    if threshold != u64::MAX {
+        RELEASES.note(stream);
     }
-    Ok(!pools.is_empty())
 }
 
 fn mint(scope: Scope, handle_types: u32, foreign: bool) -> Result<Handle<PoolKind>> {

@@ -123,7 +123,6 @@ pub fn take(scope: Scope, target: Target, pool: Handle<Pool>, bytes: u64) -> Opt
 
 /// A block that is freed in the worker.
 struct Freed {
-    pool: Handle<Pool>,
     scope: Scope,
     stream: Target,
     /// Whether the stream was idle before.
@@ -146,7 +145,6 @@ fn free(session: &'static Session, wanted: impl Fn(&Block) -> bool) -> Result<Ve
         scope.session.record(&message)?;
         pool::freed_to(block.pool, Some(stream.handle));
         Ok(Freed {
-            pool: block.pool,
             scope,
             stream,
             was_idle,
@@ -177,18 +175,26 @@ fn free_due(scope: Scope, due: impl Fn(Handle<Stream>) -> bool) -> Result<Vec<Fr
     })
 }
 
-/// Frees the blocks of the scope's device that are freed in the order of their streams now. Returns their pools.
-pub fn free_idle(scope: Scope) -> Result<Vec<Handle<Pool>>> {
-    free_due(scope, |_| false).map(pools)
+/// Frees the blocks of the scope's device that are freed in the order of their streams now, and has pools release their
+/// memory.
+pub fn release_idle(scope: Scope) -> Result {
+    synchronize(free_due(scope, |_| false)?)
 }
 
 /// Frees the blocks of a pool, whose memory the program counts, trims or destroys. Waits for streams that are idle, so
 /// that the pool has the memory.
 pub fn free_of_pool(scope: Scope, pool: Handle<Pool>) -> Result {
-    let freed = free(scope.session.session(), |block| block.pool == pool)?;
+    synchronize(free(scope.session.session(), |block| block.pool == pool)?)
+}
+
+/// Waits for the streams that were idle before they freed memory. At that the pools release what exceeds their thresholds.
+fn synchronize(mut freed: Vec<Freed>) -> Result {
+    freed.retain(|freed| freed.was_idle);
+    let of = |freed: &Freed| (freed.scope.context, freed.stream.handle.to_wire());
+    freed.sort_unstable_by_key(of);
+    freed.dedup_by_key(|freed| of(freed));
     freed
         .into_iter()
-        .filter(|freed| freed.was_idle)
         .try_for_each(|freed| freed.stream.synchronize(freed.scope))
 }
 
@@ -197,13 +203,17 @@ pub fn free_of_stream(session: &'static Session, stream: Handle<Stream>) -> Resu
     free(session, |block| block.stream == stream).map(drop)
 }
 
-/// Frees all blocks. Returns their pools.
-pub fn free_all(session: &'static Session) -> Result<Vec<Handle<Pool>>> {
-    free(session, |_| true).map(pools)
+/// Frees all blocks.
+pub fn free_all(session: &'static Session) -> Result {
+    free(session, |_| true).map(drop)
 }
 
-fn pools(freed: Vec<Freed>) -> Vec<Handle<Pool>> {
-    freed.into_iter().map(|freed| freed.pool).collect()
+/// Frees all blocks, and has pools release their memory. Returns false if there are none.
+pub fn release_all(session: &'static Session) -> Result<bool> {
+    let freed = free(session, |_| true)?;
+    let any = !freed.is_empty();
+    synchronize(freed)?;
+    Ok(any)
 }
 
 impl Block {
