@@ -34,39 +34,34 @@ fn kept() -> MutexGuard<'static, Kept> {
 #[derive(Debug)]
 struct Kept {
     freed: Vec<Freed>,
-    bytes: u64,
 }
 
 impl Kept {
-    const NEW: Self = Self {
-        freed: Vec::new(),
-        bytes: 0,
-    };
+    const NEW: Self = Self { freed: Vec::new() };
+
+    fn bytes(&self) -> u64 {
+        self.freed.iter().map(|freed| freed.bytes).sum()
+    }
 
     /// Keeps memory. Returns the memory that was freed first, as far as there is no room for it any more.
     fn put(&mut self, freed: Freed) -> Vec<Freed> {
         self.freed.push(freed);
-        self.bytes += freed.bytes;
-        let mut surplus = 0;
-        while self.bytes > MOST_BYTES {
-            self.bytes -= self.freed[surplus].bytes;
-            surplus += 1;
+        let mut surplus = Vec::new();
+        while self.bytes() > MOST_BYTES {
+            surplus.push(self.freed.remove(0));
         }
-        self.freed.drain(..surplus).collect()
+        surplus
     }
 
     /// Takes the last memory of this size.
     fn take(&mut self, context: u32, bytes: u64) -> Option<u64> {
         let fits = |freed: &Freed| freed.context == context && freed.bytes == bytes;
         let found = self.freed.iter().rposition(fits)?;
-        self.bytes -= bytes;
         Some(self.freed.remove(found).address)
     }
 
     fn take_all(&mut self, wanted: impl Fn(&Freed) -> bool) -> Vec<Freed> {
-        let taken: Vec<Freed> = self.freed.extract_if(.., |freed| wanted(freed)).collect();
-        self.bytes -= taken.iter().map(|freed| freed.bytes).sum::<u64>();
-        taken
+        self.freed.extract_if(.., |freed| wanted(freed)).collect()
     }
 }
 
@@ -96,7 +91,7 @@ fn free(scope: Scope, freed: Freed) -> Result {
     owner.session.request(&MemFree { address }, |()| ())
 }
 
-/// Frees what is kept of a device. Returns false if that is nothing.
+/// Frees the kept memory of the scope's device. Returns false if the device has none.
 pub fn free_all(scope: Scope) -> Result<bool> {
     let session = scope.session.session();
     let freed = kept().take_all(|freed| {
@@ -146,7 +141,7 @@ mod tests {
         assert_eq!(kept.take(1, 3 * MIB), None);
         let taken = [4, 4, 4, 2].map(|units| kept.take(1, units * MIB));
         assert_eq!(taken, [Some(3), Some(1), None, Some(2)]);
-        assert_eq!(kept.bytes, 0);
+        assert_eq!(kept.bytes(), 0);
     }
 
     #[test]
@@ -159,8 +154,8 @@ mod tests {
         let surplus = kept.put(freed(4, 2 * third));
         assert_eq!(surplus, [freed(1, third), freed(2, third)]);
         assert_eq!(kept.put(freed(5, MOST_BYTES)).len(), 2);
-        assert_eq!(kept.bytes, MOST_BYTES);
+        assert_eq!(kept.bytes(), MOST_BYTES);
         assert_eq!(kept.take_all(|_| true), [freed(5, MOST_BYTES)]);
-        assert_eq!(kept.bytes, 0);
+        assert_eq!(kept.bytes(), 0);
     }
 }
