@@ -336,7 +336,7 @@ struct Share {
 }
 
 impl Share {
-    /// Returns the places of a user, all of which are free. All places of the kind are so many.
+    /// Returns a user's share of all places of a kind. Root's share is the whole.
     fn new(user: u32, all: usize) -> Self {
         Self {
             taken: Arc::default(),
