@@ -1136,6 +1136,16 @@ mod tests {
         sendmsg(stream, &byte, &mut control, SendFlags::OOB).unwrap();
     }
 
+    /// Plays the relay to the end of its tenant, and asserts that the slot has another one then.
+    fn ends_and_leaves_its_slot(service: &Arc<Service>, relay: &UnixStream, launcher: &UnixStream) {
+        assert_eq!(name(relay), Some("WindowUnmap"), "the tenant is ended");
+        send(relay, &OVER, &[]).unwrap();
+        assert_eq!(name(launcher), None, "it sees its end");
+        let again = offer(service, 0);
+        let (_other, _) = launch(service, 4096);
+        assert_eq!(name(&again), Some("Attach"), "the slot has another tenant");
+    }
+
     #[test]
     fn a_descriptor_that_is_never_closed_keeps_no_slot_of_a_backend_vm() {
         let (service, _) = service(1, LONG);
@@ -1147,12 +1157,7 @@ mod tests {
         send(&launcher, &asked, &[foreign.as_raw_fd()]).unwrap();
         // This process's own copy closes as slowly.
         let closing = std::thread::spawn(move || drop(foreign));
-        assert_eq!(name(&relay), Some("WindowUnmap"), "the tenant is ended");
-        send(&relay, &OVER, &[]).unwrap();
-        assert_eq!(name(&launcher), None, "it sees its end");
-        let again = offer(&service, 0);
-        let (_other, _) = launch(&service, 4096);
-        assert_eq!(name(&again), Some("Attach"), "the slot has another tenant");
+        ends_and_leaves_its_slot(&service, &relay, &launcher);
         // Resets the connection, and so ends the closes.
         drop(listener);
         served.join().unwrap();
@@ -1173,12 +1178,7 @@ mod tests {
         let own = Arc::clone(&service);
         let served = std::thread::spawn(move || own.serve(tenant));
         assert_eq!(name(&relay), Some("Attach"));
-        assert_eq!(name(&relay), Some("WindowUnmap"), "the tenant is ended");
-        send(&relay, &OVER, &[]).unwrap();
-        assert_eq!(name(&launcher), None, "it sees its end");
-        let again = offer(&service, 0);
-        let (_other, _) = launch(&service, 4096);
-        assert_eq!(name(&again), Some("Attach"), "the slot has another tenant");
+        ends_and_leaves_its_slot(&service, &relay, &launcher);
         drop(listener);
         served.join().unwrap();
     }
