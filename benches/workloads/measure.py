@@ -30,10 +30,8 @@ def wait():
 def begin():
     """Makes results depend on nothing but the program, and names the device."""
     torch.manual_seed(0)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    # Otherwise each new tensor is filled by a kernel.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    # `torch.use_deterministic_algorithms` demands CUBLAS_WORKSPACE_CONFIG, which PyTorch then reads anew for each product.
+    torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
     if DEVICE == "cuda":
         line(device=f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}")

@@ -14,7 +14,6 @@ except ImportError:
 REQUESTS, TOKENS = (64, 64) if DEVICE == "cuda" else (4, 4)
 
 begin()
-torch.use_deterministic_algorithms(False)
 shape = LlamaConfig(vocab_size=32000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=16, num_attention_heads=16)
 model = LlamaForCausalLM(shape).eval().to(DEVICE, torch.bfloat16)
 prompts = [torch.randint(3, 32000, (16 + 2 * i,)).tolist() for i in range(REQUESTS)]
