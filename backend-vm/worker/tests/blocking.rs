@@ -22,6 +22,9 @@ use wormhole_device::{Device, RawStream};
 use wormhole_ring::fence::{FenceIndex, Fences};
 use wormhole_worker::session::Event;
 
+/// Bytes of an allocation that takes the driver long.
+const LARGE: u64 = 65 << 20;
+
 /// A session with a stream, an allocation, and a kernel of eight bytes of parameters.
 struct Ready {
     device: Arc<Recorder>,
@@ -115,7 +118,8 @@ impl Ready {
         let number = 1000 + u32::try_from(round).unwrap();
         self.served.record(&self.fill(number));
         let stream = self.stream;
-        self.served.call(2, sequence, &StreamQuery { stream });
+        self.served.ask(2, sequence, &StreamQuery { stream });
+        self.served.answer(2, sequence);
         assert!(self.device.log().contains(&number), "beside {call}");
         assert!(!self.served.has_answer(1, sequence), "{call} waits");
         self.device.let_go(call);
@@ -126,6 +130,7 @@ impl Ready {
 #[test]
 fn a_request_that_waits_for_the_device_holds_nobody_up() {
     let ready = ready();
+    ready.device.is_busy.store(true, Ordering::Release);
     let mut round = 0;
     macro_rules! beside {
         ($($call:literal => $message:expr;)*) => {$(
@@ -135,7 +140,7 @@ fn a_request_that_waits_for_the_device_holds_nobody_up() {
     }
     let function = ready.function;
     beside! {
-        "mem_alloc" => MemAlloc { bytes: 64 };
+        "mem_alloc" => MemAlloc { bytes: LARGE };
         "function" => ready.look_up(handle(2));
         "global" => ModuleGetGlobal { module: ready.module, name: b"table" };
         "launch" => ready.launch(1, &[0; 8]);
@@ -155,7 +160,8 @@ fn a_request_that_waits_for_the_device_holds_nobody_up() {
     ready.served.ask(1, 90, &MemFree { address });
     ready.device.wait_for("mem_free", 1);
     let stream = ready.stream;
-    ready.served.call(2, 90, &StreamQuery { stream });
+    ready.served.ask(2, 90, &StreamQuery { stream });
+    ready.served.answer(2, 90);
     ready.device.let_go("mem_free");
     assert_eq!(ready.served.answer(1, 90).0, 0);
 }
@@ -168,11 +174,13 @@ fn a_brief_request_is_the_executors_while_no_job_is_underway() {
     served.call(1, 11, &MemGetInfo {});
     let executor = device.threads("query_stream");
     assert_eq!(device.threads("mem_get_info"), executor);
-
     let made = device.arrivals("mem_alloc");
+    served.call(1, 14, &MemAlloc { bytes: 64 });
+    assert_eq!(device.threads("mem_alloc")[made], executor[0]);
+
     device.hold("mem_alloc");
-    served.ask(2, 10, &MemAlloc { bytes: 64 });
-    device.wait_for("mem_alloc", made + 1);
+    served.ask(2, 10, &MemAlloc { bytes: LARGE });
+    device.wait_for("mem_alloc", made + 2);
     // The driver may let no other call in meanwhile.
     device.hold("mem_get_info");
     served.ask(1, 12, &MemGetInfo {});
@@ -191,6 +199,38 @@ fn a_brief_request_is_the_executors_while_no_job_is_underway() {
     served.call(1, 13, &MemGetInfo {});
     assert_ne!(device.threads("mem_get_info")[2], executor[0]);
     device.let_go("unload");
+}
+
+/// The driver waits for the device's work in these calls, and in an image's first load for its compiler.
+#[test]
+fn a_request_that_waits_for_the_device_is_the_executors_while_that_has_no_work() {
+    let ready = ready();
+    let (served, device, stream) = (&ready.served, &ready.device, ready.stream);
+    served.call(1, 10, &StreamQuery { stream });
+    let executor = device.threads("query_stream")[0];
+    let mut sequence = 10;
+    for (busy, streams) in [(false, 1), (true, 1), (false, 40)] {
+        device.is_busy.store(busy, Ordering::Release);
+        for number in 2..=streams {
+            served.record(&StreamCreate {
+                new: handle(number),
+                flags: 0,
+                priority: 0,
+            });
+        }
+        let by = |call: &str| device.threads(call).pop() == Some(executor);
+        let its_own = !busy && streams == 1;
+        sequence += 10;
+        let payload = served.call(1, sequence, &MemAlloc { bytes: 64 });
+        let address = MemAllocReply::decode(&payload).unwrap().address;
+        served.call(1, sequence + 1, &MemFree { address });
+        assert_eq!(by("mem_free"), its_own, "free: {busy}, {streams}");
+        // `ready` has loaded the image once.
+        served.call(1, sequence + 2, &ready.load(handle(2)));
+        assert_eq!(by("load"), its_own, "load: {busy}, {streams}");
+        served.call(1, sequence + 3, &ModuleUnload { module: handle(2) });
+        assert!(!by("unload"), "unload: {busy}, {streams}");
+    }
 }
 
 #[test]
@@ -418,6 +458,7 @@ fn what_a_guest_may_make_a_worker_hold_is_bounded() {
     served.ask(1, 10, &load);
     assert_eq!(served.answer(1, 10).0, 2);
     // An image that is being loaded counts.
+    device.is_busy.store(true, Ordering::Release);
     device.hold("load");
     served.ask(1, 11, &ready.load(handle(3)));
     device.wait_for("load", 2);

@@ -339,7 +339,7 @@ fn a_mapping_is_nobody_elses_while_a_job_is_at_work_on_it() {
     assert_eq!(ready.map(base, memory), 0);
     // Beside another job the executor does not unmap itself.
     ready.device.hold("mem_alloc");
-    ready.served.ask(2, 100, &MemAlloc { bytes: 64 });
+    ready.served.ask(2, 100, &MemAlloc { bytes: 65 << 20 });
     ready.device.wait_for("mem_alloc", 1);
     ready.device.hold("mem_unmap");
     let unmap = MemUnmap {

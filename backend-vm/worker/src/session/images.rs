@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use wormhole_api::constants::image_flags::{ANY_KERNEL_PRINTS, USES_OUTPUT};
 use wormhole_api::constants::kernel_flags::PRINTS;
@@ -20,6 +21,7 @@ use wormhole_link::counters::Counter;
 use wormhole_link::memory;
 
 use super::addresses::in_bands;
+use super::quick_images::Digest;
 use super::{Answer, Call, Finish, Session};
 use crate::devices::SessionDevice;
 use crate::objects::{CLUSTERS, FunctionObject, ImageObject, Loaded};
@@ -36,6 +38,9 @@ pub(super) enum ImageHandle {
 /// Limit on the bytes of images that jobs load at the same time: each is copied out of the arena
 /// first. Beyond it, loading fails with `CUDA_ERROR_OUT_OF_MEMORY`.
 const IMAGE_BYTES: u64 = 4 << 30;
+
+/// Greatest size of an image that the executor may load.
+const BRIEF_IMAGE: usize = 64 << 10;
 
 /// Limit on the bytes of each of the compiler's two logs.
 const LOG_BYTES: u64 = 1 << 20;
@@ -147,14 +152,27 @@ impl Session {
         }
         let here = self.here(call);
         let owner = here.clone();
-        let outcome = self.defer(call, here, move |device: &dyn Device| {
+        let copy = move || {
             // SAFETY: the range lies in an extent, which stays mapped while `reader` lives.
-            let image = unsafe { memory::copy_out(address, length) };
+            unsafe { memory::copy_out(address, length) }
+        };
+        let small = (length <= BRIEF_IMAGE).then(copy);
+        let digest = small
+            .as_deref()
+            .map(|image| Digest::of(image, &compiler.jit));
+        let call = match digest {
+            Some(digest) if self.quick_images.contains(digest) => self.brief_if_idle(call, &here),
+            _ => *call,
+        };
+        let outcome = self.defer(&call, here, move |device: &dyn Device| {
+            let image = small.unwrap_or_else(copy);
+            let start = Instant::now();
             let kind = match new {
                 ImageHandle::Module(_) => ImageKind::Module,
                 ImageHandle::Library(_) => ImageKind::Library,
             };
             let loaded = device.load(&image, kind, &mut compiler.jit, place);
+            let took = loaded.is_ok().then(|| start.elapsed());
             // SAFETY: as above.
             unsafe { compiler.write_logs() };
             if let Ok(Loading::Done(loaded)) = &loaded
@@ -170,6 +188,9 @@ impl Session {
             drop(image);
             Box::new(move |session: &mut Session| {
                 session.scratch.image_bytes -= bytes;
+                if let Some(digest) = digest {
+                    session.quick_images.note(digest, took);
+                }
                 session.loaded(owner, new, loaded, place)
             }) as Finish
         });

@@ -59,8 +59,6 @@ type Twins = Arc<Mutex<BTreeMap<u64, Vec<u8>>>>;
 pub(super) struct Placements {
     window: Option<Arc<Window>>,
     all: BTreeMap<u64, Managed>,
-    /// Whether the guest has asked for the device's state, so that streams with work are missed.
-    in_use: bool,
     /// A stream of each device that waits for the work of destroyed streams.
     leaving: Vec<(SessionDevice, RawStream)>,
     stream: CopyStream,
@@ -70,7 +68,7 @@ pub(super) struct Placements {
 impl Placements {
     /// Notes a stream that is going to be destroyed. Its work continues.
     pub fn stream_ends(&mut self, stream: &StreamObject) {
-        if !self.in_use || stream.device.query_stream(stream.raw) == Ok(true) {
+        if stream.device.query_stream(stream.raw) == Ok(true) {
             return;
         }
         let device = &stream.device;
@@ -222,17 +220,20 @@ impl Session {
         self.placements.window = Some(window);
     }
 
-    /// Fails with `CUDA_ERROR_NOT_READY` while the device has work of this session.
-    fn all_idle(&mut self, call: &Call) -> Result<(), CuResult> {
-        self.placements.in_use = true;
-        let here = self.here(call);
+    /// Fails with `CUDA_ERROR_NOT_READY` while the device of a call has work of this session.
+    fn all_idle(&self, call: &Call) -> Result<(), CuResult> {
+        self.is_idle(&self.here(call))
+    }
+
+    /// Fails with `CUDA_ERROR_NOT_READY` while a device has work of this session.
+    pub(super) fn is_idle(&self, of: &SessionDevice) -> Result<(), CuResult> {
         let legacy = self.objects.legacy().iter();
         let streams = legacy.chain(self.objects.streams.values());
         let streams = streams.map(|stream| (&stream.device, stream.raw));
         let leaving = self.placements.leaving.iter();
         let leaving = leaving.map(|(device, stream)| (device, *stream));
         for (device, stream) in streams.chain(leaving) {
-            if *device == here {
+            if device == of {
                 self.finished(device.query_stream(stream))?;
             }
         }

@@ -48,7 +48,7 @@ impl Serve<MemAlloc> for Session {
         }
         let here = self.here(call);
         self.ask_for_memory(
-            call,
+            &call.of_memory(bytes),
             here.clone(),
             move |device| {
                 let address = device.mem_alloc(bytes)?;
@@ -69,8 +69,8 @@ impl Serve<MemAlloc> for Session {
     }
 }
 
-/// Removes the allocation, so that it may not be named any more. The device frees it, and may
-/// block, on the caller's job thread.
+/// Removes the allocation, so that it may not be named any more. The device frees it, and may wait for its work, on the
+/// caller's job thread.
 impl Serve<MemFree> for Session {
     fn serve(&mut self, call: &Call, message: &MemFree) -> Outcome<()> {
         let address = message.address.0;
@@ -78,7 +78,8 @@ impl Serve<MemFree> for Session {
         for key in [Key::Allocation(address), Key::Pointer(address)] {
             self.shares.unshare(key, &self.registrar);
         }
-        self.free(call, owner, move |device| device.mem_free(address))
+        let call = self.brief_if_idle(call, &owner);
+        self.free(&call, owner, move |device| device.mem_free(address))
     }
 }
 

@@ -34,20 +34,6 @@ pub(super) struct MemoryObject {
 
 type Totals = [AtomicU64; MOST];
 
-/// Greatest size for which a change of mappable memory is brief. On an H200 the driver takes up to some 60 µs for it, and
-/// waits for no kernel.
-const BRIEF_BYTES: u64 = 64 << 20;
-
-impl Call {
-    /// Returns the call as one that changes mappable memory of a size.
-    fn that_changes(self, bytes: u64) -> Self {
-        match bytes <= BRIEF_BYTES {
-            true => self.brief(),
-            false => self,
-        }
-    }
-}
-
 impl MemoryObject {
     pub fn device(&self) -> &SessionDevice {
         &self.device
@@ -311,7 +297,7 @@ impl Serve<MemCreate> for Session {
         closed::HANDLE_TYPES.check(handle_types)?;
         let device = self.here(call);
         self.ask_for_memory(
-            &call.that_changes(bytes),
+            &call.of_memory(bytes),
             device.clone(),
             move |device| device.create_memory(bytes, handle_types),
             move |session, raw| {
@@ -336,7 +322,7 @@ impl Serve<MemRelease> for Session {
         let memory = self.objects.memories.remove(handle)?;
         let here = self.here(call);
         let Some(unshare) = unshare else {
-            return self.order(&call.that_changes(memory.bytes), here, move |_| {
+            return self.order(&call.of_memory(memory.bytes), here, move |_| {
                 drop(memory);
                 Ok(())
             });
@@ -384,7 +370,7 @@ impl Serve<MemUnmap> for Session {
         self.addresses.virtual_memory.hide(&starts);
         let marked = starts.clone();
         let outcome = self.free_and_finish(
-            &call.that_changes(bytes),
+            &call.of_memory(bytes),
             self.here(call),
             move |device| device.mem_unmap(address, bytes),
             move |session, unmapped| {
@@ -409,7 +395,7 @@ impl Serve<MemSetAccess> for Session {
         let access = message.access;
         let starts = self.begin_change(address, bytes)?;
         let marked = starts.clone();
-        let changes = call.that_changes(bytes);
+        let changes = call.of_memory(bytes);
         let outcome = self.defer(&changes, self.here(call), move |device: &dyn Device| {
             let set = device.set_access(address, bytes, access);
             Box::new(move |session: &mut Session| {

@@ -59,6 +59,8 @@ pub struct Recorder {
     pub keeps_memory: AtomicBool,
     /// Whether no memory is left for another allocation, executable graph or update of one.
     pub lacks_memory: AtomicBool,
+    /// Whether all streams have work.
+    pub is_busy: AtomicBool,
     /// Stream whose work has faulted. A query of the stream reports it.
     pub faulted: Mutex<Option<RawStream>>,
     /// Called with the flags of a new stream, and with 1000 more than the number of a queried
@@ -110,6 +112,7 @@ impl Recorder {
             refuses_memory: AtomicBool::new(false),
             keeps_memory: AtomicBool::new(false),
             lacks_memory: AtomicBool::new(false),
+            is_busy: AtomicBool::new(false),
             faulted: Mutex::default(),
             crash: None,
             edges: Mutex::default(),
@@ -449,7 +452,8 @@ impl Device for Recorder {
     }
     fn query_stream(&self, stream: RawStream) -> Result<bool> {
         self.arrive("query_stream");
-        self.check(stream.0).map(|()| true)
+        self.check(stream.0)
+            .map(|()| !self.is_busy.load(Ordering::Acquire))
     }
     fn synchronize_stream(&self, stream: RawStream) -> Result<()> {
         self.check(stream.0)
