@@ -47,6 +47,7 @@ mod object;
 mod device;
 mod session;
 
+mod bulk;
 mod counts;
 mod error;
 mod faults;

@@ -453,11 +453,17 @@ const THREAD: u64 = PAGE;
 /// Returns true if the calling thread, or the kernel for it, may write to the pages while it replaces them: they
 /// overlap its stack or its C library's thread data (the main thread's data lie outside its stack).
 pub fn are_own(pages: Pages) -> io::Result<bool> {
+    Ok(own()?.into_iter().any(|own| own.overlap(pages)))
+}
+
+/// Returns the pages that the calling thread, or the kernel for it, may write to at any time.
+pub fn own() -> io::Result<[Pages; 3]> {
+    let stack = stack()?;
     // A program may have put the thread on a stack of its own making.
-    let frame = (&raw const pages).addr() as u64;
+    let frame = (&raw const stack).addr() as u64;
     let frames = Pages::around(frame.saturating_sub(FRAMES), 2 * FRAMES);
-    let own = [Some(stack()?), frames, Some(kept_of_thread()?)];
-    Ok(own.into_iter().flatten().any(|own| own.overlap(pages)))
+    let frames = frames.ok_or_else(|| io::Error::other("no frames"))?;
+    Ok([stack, frames, kept_of_thread()?])
 }
 
 /// Returns the pages of the calling thread's data that the C library and the kernel write at any time: its descriptor,

@@ -1,7 +1,7 @@
 //! Blocks signals while their handlers must not run on a thread.
 
 use std::marker::PhantomData;
-use std::{mem, ptr};
+use std::{io, mem, ptr};
 
 /// Blocks all signals to the calling thread but those of faults until dropped. A thread that it starts meanwhile inherits
 /// that. A fault whose signal is blocked would end the process, although the program may have a handler for it.
@@ -37,4 +37,19 @@ impl Drop for BlockedSignals {
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut());
         }
     }
+}
+
+/// Starts a thread with all signals blocked but those of faults, so that the program's handlers run on it only where it
+/// touches the program's memory.
+pub fn spawn_quiet(
+    name: &str,
+    stack: usize,
+    body: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
+    let _signals = BlockedSignals::new();
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .stack_size(stack)
+        .spawn(body)
+        .map(drop)
 }

@@ -40,7 +40,6 @@ pub use self::files::MappedFile;
 use self::fork::WipedPointer;
 use self::transport::Way;
 pub use self::wait::Manner;
-pub use self::watch::spawn_quiet;
 use crate::device::Device;
 use crate::error::{CuError, Result};
 use crate::{counts, log};

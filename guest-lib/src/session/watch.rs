@@ -5,36 +5,20 @@
 //! threads receive every message.
 
 use std::io;
-use std::thread::Thread;
 use std::time::Duration;
 
 use wormhole_ring::status::EndCause;
 
 use super::Session;
 use super::wait::BACKEND_LOST;
-use crate::signals::BlockedSignals;
+use crate::signals::spawn_quiet;
 
 /// Stack bytes, enough for one system call; the thread-local storage of the program's libraries is added to them.
 const STACK: usize = 64 << 10;
 
 /// Starts the thread.
 pub fn start(session: &'static Session) -> io::Result<()> {
-    spawn_quiet("wormhole-watch", STACK, || watch(session)).map(drop)
-}
-
-/// Starts a thread with all signals blocked but those of faults, so that the program's handlers run on it only where it
-/// touches the program's memory.
-pub fn spawn_quiet(
-    name: &str,
-    stack: usize,
-    body: impl FnOnce() + Send + 'static,
-) -> io::Result<Thread> {
-    let _signals = BlockedSignals::new();
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .stack_size(stack)
-        .spawn(body)
-        .map(|started| started.thread().clone())
+    spawn_quiet("wormhole-watch", STACK, || watch(session))
 }
 
 fn watch(session: &Session) {

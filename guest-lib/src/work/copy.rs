@@ -9,13 +9,14 @@ use wormhole_api::{DevicePtr, Element, MemCopy, MemSet, MemWrite};
 use wormhole_lock::{Mutex, MutexGuard};
 use wormhole_ring::waits::Wait;
 
+use crate::bulk::{LARGE, Stores};
 use crate::error::{CuError, Result};
 use crate::memory::end::{CopyEnd, End};
 use crate::object::context::Scope;
 use crate::object::stream::{Cover, Target};
 use crate::session::STAGING_BYTES;
 use crate::work::peer;
-use crate::work::pieces::{LARGE, Piece, Stores};
+use crate::work::pieces::Piece;
 
 /// Greatest number of bytes of a copy whose data travel in the record itself.
 const INLINE: usize = 4096;

@@ -22,7 +22,8 @@ use crate::error::{CuError, Result};
 use crate::log;
 use crate::object::context::{self, Scope};
 use crate::object::stream::Target;
-use crate::session::{self, Session, gate};
+use crate::session::{Session, gate};
+use crate::signals::spawn_quiet;
 use crate::types::{CUhostFn, CUstream, CUstreamCallback};
 use crate::work::copy3d::{self, Place};
 use crate::work::mem_ops::{self, Word};
@@ -273,7 +274,7 @@ fn start(session: &'static Session) -> Result {
     if queue.started {
         return Ok(());
     }
-    session::spawn_quiet("wormhole-host", STACK, move || serve(session)).map_err(|error| {
+    spawn_quiet("wormhole-host", STACK, move || serve(session)).map_err(|error| {
         log::error_once!("no thread for host functions: {error}");
         CuError::OPERATING_SYSTEM
     })?;

@@ -19,6 +19,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "ground",
         &[
+            "bulk",
             "counts",
             "error",
             "faults",

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::faults::Faults;
 use crate::log;
-use crate::session::spawn_quiet;
+use crate::signals::spawn_quiet;
 
 /// Stack bytes of the thread. The program's libraries' thread-local storage is added to them.
 const STACK: usize = 64 << 10;

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use super::{TICK, state};
 use crate::faults::Faults;
 use crate::log;
-use crate::session::spawn_quiet;
+use crate::signals::spawn_quiet;
 
 /// Stack bytes of a thread. The program's libraries' thread-local storage is added to them.
 const STACK: usize = 256 << 10;
