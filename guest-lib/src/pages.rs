@@ -459,11 +459,18 @@ pub fn are_own(pages: Pages) -> io::Result<bool> {
 /// Returns the pages that the calling thread, or the kernel for it, may write to at any time.
 pub fn own() -> io::Result<[Pages; 3]> {
     let stack = stack()?;
+    // Memory right beside the stack is not the thread's.
+    let or_stack = |address: u64, own: Pages| match (stack.start..stack.end).contains(&address) {
+        true => stack,
+        false => own,
+    };
     // A program may have put the thread on a stack of its own making.
     let frame = (&raw const stack).addr() as u64;
     let frames = Pages::around(frame.saturating_sub(FRAMES), 2 * FRAMES);
     let frames = frames.ok_or_else(|| io::Error::other("no frames"))?;
-    Ok([stack, frames, kept_of_thread()?])
+    let kept = kept_of_thread()?;
+    let (frames, kept) = (or_stack(frame, frames), or_stack(kept.start, kept));
+    Ok([stack, frames, kept])
 }
 
 /// Returns the pages of the calling thread's data that the C library and the kernel write at any time: its descriptor,
@@ -645,6 +652,27 @@ mod tests {
         assert_eq!(around(0x1000, 0x1000), Some((0x1000, 0x2000)));
         assert_eq!(around(u64::MAX - 10, 5), None);
         assert_eq!(around(u64::MAX - 10, 20), None);
+    }
+
+    #[test]
+    fn memory_beside_the_stack_of_a_thread_is_not_its_own() {
+        let thread = std::thread::spawn(|| {
+            let [stack, ..] = own().unwrap();
+            for (start, is_own) in [
+                (stack.start - PAGE, false),
+                (stack.start, true),
+                (stack.end - PAGE, true),
+                (stack.end, false),
+            ] {
+                let end = start + PAGE;
+                assert_eq!(
+                    are_own(Pages { start, end }).unwrap(),
+                    is_own,
+                    "{start:#x} of {stack:?}"
+                );
+            }
+        });
+        thread.join().unwrap();
     }
 
     #[test]
