@@ -16,6 +16,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::bulk::{self, Bulk, Stores};
 use crate::signals::BlockedSignals;
 
 /// Bytes of a page.
@@ -393,8 +394,11 @@ impl Spare {
         }
     }
 
-    /// Faults all of it in, so that copying does not have to.
-    fn populate(&self) -> io::Result<()> {
+    /// Faults all of it in, so that copying does not have to, and starts threads that help to copy.
+    fn prepare(&self) -> io::Result<()> {
+        if self.length >= bulk::LARGE {
+            bulk::start(self.length);
+        }
         self.fault_in.map_or(Ok(()), |advice| self.advise(advice))
     }
 
@@ -403,14 +407,25 @@ impl Spare {
         advise(self.address, self.length, advice)
     }
 
-    /// Copies the pages into the spare memory.
+    /// Copies the pages into the spare memory. The caller may hold writers of the pages: no more is written meanwhile than the
+    /// spare memory, the calling thread's own memory ([`are_own`]), and what [`Bulk::copy_shared`] keeps apart from them.
     ///
     /// # Safety
     /// The pages are readable, and as long as the spare memory.
     pub unsafe fn copy_from(&self, pages: Pages) {
-        // SAFETY: the caller's promise; only this object uses the spare memory. The C library's function is used
-        // because other threads may write to the pages.
-        unsafe { libc::memcpy(self.address.cast(), pages.pointer().cast(), self.length) };
+        let is_large = self.length >= bulk::LARGE;
+        let stores = if is_large {
+            Stores::Streaming
+        } else {
+            Stores::Cached
+        };
+        // SAFETY: the caller's promise; only this object uses the spare memory.
+        let bulk = unsafe { Bulk::new(self.address, pages.pointer(), self.length, stores) };
+        if is_large {
+            bulk.copy_shared(Some(pages));
+        } else {
+            bulk.copy_alone();
+        }
     }
 
     /// Replaces the pages in one step (`mremap`); the old pages are unmapped.
@@ -542,7 +557,7 @@ fn advise(address: *mut u8, length: usize, advice: i32) -> io::Result<()> {
 /// The pages are mapped readable and writable, they are not the calling thread's own ([`are_own`]), and the spare
 /// memory is as large.
 pub unsafe fn replace(pages: Pages, mappings: &[Pages], spare: Spare) -> io::Result<()> {
-    spare.populate()?;
+    spare.prepare()?;
     let hold = Hold::new(pages, mappings)?;
     // SAFETY: the caller's promise; writers are held off, so the copy is what the pages hold until they go.
     let result = unsafe {
@@ -558,7 +573,7 @@ pub unsafe fn replace(pages: Pages, mappings: &[Pages], spare: Spare) -> io::Res
 /// # Safety
 /// As for [`replace`].
 pub unsafe fn exchange(pages: Pages, spare: Spare) -> io::Result<Spare> {
-    spare.populate()?;
+    spare.prepare()?;
     let hold = Hold::new(pages, &[pages])?;
     let (length, flags) = (
         pages.length(),
@@ -604,6 +619,10 @@ mod tests {
     use crate::faults::Faults;
 
     const COUNT: usize = 16;
+    /// Words of a page.
+    const WORDS: usize = 512;
+    /// Factor that makes different words of different numbers.
+    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
 
     /// Returns true if this process may use userfaultfd; prints that the test is skipped otherwise.
     fn holds_writers() -> bool {
@@ -628,20 +647,26 @@ mod tests {
 
     /// Maps pages for a test, which stay mapped.
     fn pages() -> Pages {
-        let spare = Spare::private(COUNT as u64 * PAGE).unwrap();
+        mapped(COUNT as u64 * PAGE)
+    }
+
+    fn mapped(bytes: u64) -> Pages {
+        let spare = Spare::private(bytes).unwrap();
         let start = spare.address.expose_provenance() as u64;
         std::mem::forget(spare);
-        Pages::around(start, COUNT as u64 * PAGE).unwrap()
+        Pages::around(start, bytes).unwrap()
+    }
+
+    /// Returns all words of pages.
+    fn all_words(pages: Pages) -> &'static [AtomicU64] {
+        let first = pages.pointer().cast();
+        // SAFETY: the pages stay mapped as long as the test uses the words, and only atomically.
+        unsafe { std::slice::from_raw_parts(first, pages.length() / size_of::<AtomicU64>()) }
     }
 
     /// Returns the first word of each page.
     fn words(pages: Pages) -> Vec<&'static AtomicU64> {
-        (0..COUNT)
-            .map(|page| {
-                // SAFETY: the page stays mapped, and its first word is only used atomically.
-                unsafe { AtomicU64::from_ptr(pages.pointer().add(page * 4096).cast()) }
-            })
-            .collect()
+        all_words(pages).iter().step_by(WORDS).collect()
     }
 
     #[test]
@@ -795,13 +820,87 @@ mod tests {
         // SAFETY: the test's own pages.
         unsafe { replace(pages, &[pages], spare) }.unwrap();
         let other = Spare::shared(&file, pages.bytes(), pages.bytes()).unwrap();
-        let there = |page: usize| {
-            // SAFETY: inside the mapping.
-            unsafe { other.address.add(page * 4096).cast::<u64>().read_volatile() }
-        };
-        assert_eq!(there(3), 77);
+        let there = words(other.pages());
+        assert_eq!(there[3].load(Ordering::Relaxed), 77);
         words(pages)[4].store(78, Ordering::Relaxed);
-        assert_eq!(there(4), 78);
+        assert_eq!(there[4].load(Ordering::Relaxed), 78);
+    }
+
+    /// Moves pages to a file and back, with the old pages and with new ones, and compares all that the calling thread does not
+    /// write meanwhile: the first word of each page.
+    fn check_all_bytes(bytes: u64, seed: u64) {
+        let pages = mapped(bytes);
+        let file = file(bytes);
+        let second = Spare::shared(&file, 0, bytes).unwrap();
+        let (own, there) = (all_words(pages), all_words(second.pages()));
+        let others = || (0..own.len()).filter(|n| n % WORDS != 0);
+        let value = |n: usize, step: u64| (n as u64 ^ seed ^ step << 48).wrapping_mul(ODD);
+        let fill = |step| others().for_each(|n| own[n].store(value(n, step), Ordering::Relaxed));
+        let check = |words: &[AtomicU64], step| {
+            let wrong = others().find(|n| words[*n].load(Ordering::Relaxed) != value(*n, step));
+            assert_eq!(wrong, None, "{bytes} bytes, step {step}");
+        };
+        let move_there_and_back = || {
+            for round in 0..3 {
+                let (first, next) = (2 * round, 2 * round + 1);
+                fill(first);
+                let spare = Spare::shared(&file, 0, bytes).unwrap();
+                // SAFETY: the test's own pages.
+                unsafe {
+                    let old = if round == 1 {
+                        replace(pages, &[pages], spare).unwrap();
+                        Spare::private(bytes).unwrap()
+                    } else {
+                        exchange(pages, spare).unwrap()
+                    };
+                    check(own, first);
+                    check(there, first);
+                    fill(next);
+                    replace(pages, &[pages], old).unwrap();
+                }
+                check(own, next);
+            }
+        };
+        std::thread::scope(|scope| {
+            let mover = scope.spawn(move_there_and_back);
+            let mut rounds = 0;
+            while !mover.is_finished() {
+                for word in own.iter().step_by(WORDS) {
+                    word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                }
+                rounds += 1;
+            }
+            for word in own.iter().step_by(WORDS) {
+                assert_eq!(word.load(Ordering::Relaxed), rounds);
+            }
+        });
+    }
+
+    #[test]
+    fn all_bytes_of_large_pages_move_there_and_back_beside_those_of_other_threads() {
+        const LARGE: u64 = bulk::LARGE as u64;
+        if !holds_writers() {
+            return;
+        }
+        // Threads help from here on.
+        bulk::start(bulk::LARGE);
+        let sizes = [
+            PAGE,
+            LARGE - PAGE,
+            LARGE,
+            LARGE + PAGE,
+            LARGE + 7 * PAGE,
+            2 * LARGE + 3 * PAGE,
+        ];
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                scope.spawn(move || {
+                    for bytes in sizes.into_iter().cycle().skip(2 * thread).take(sizes.len()) {
+                        check_all_bytes(bytes, bytes + thread as u64);
+                    }
+                });
+            }
+        });
     }
 
     /// Half of the pages have never been used.

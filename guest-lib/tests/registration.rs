@@ -7,7 +7,7 @@ use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::ptr::{null_mut, with_exposed_provenance};
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use cuda as _;
 use support::{Backend, in_process, is_skipped};
@@ -174,18 +174,17 @@ fn a_thread_can_end_the_registration_of_its_own_stack() {
             assert_eq!(libc::pthread_join(started, null_mut()), 0);
         }
         assert_eq!(thread.result.into_inner(), 0);
-        // SAFETY: nothing is registered.
-        assert_eq!(unsafe { cuMemHostUnregister(thread.stack) }, 713);
-        // The stack still has the pages that the device used. New memory in its place has others.
-        map(thread.stack);
-        // SAFETY: the memory was mapped above.
-        let alias = unsafe { registered(thread.stack, STACK_BYTES) };
-        let (words, alias) = (
-            thread.stack.cast::<u64>(),
-            with_exposed_provenance::<u64>(alias),
-        );
-        // SAFETY: both are the first word of the memory.
+        // SAFETY: the memory was mapped above, and nothing is registered at first. `words` and `alias` are the memory's first
+        // word.
         unsafe {
+            assert_eq!(cuMemHostUnregister(thread.stack), 713);
+            // The stack still has the pages that the device used. New memory in its place has others.
+            map(thread.stack);
+            let alias = registered(thread.stack, STACK_BYTES);
+            let (words, alias) = (
+                thread.stack.cast::<u64>(),
+                with_exposed_provenance::<u64>(alias),
+            );
             words.write_volatile(99);
             assert_eq!(alias.read_volatile(), 99, "the same page");
             assert_eq!(cuMemHostUnregister(thread.stack), 0);
@@ -205,6 +204,90 @@ unsafe fn registered(place: *mut c_void, bytes: usize) -> usize {
         assert_eq!(cuMemHostGetDevicePointer_v2(&raw mut alias, place, 0), 0);
     }
     usize::try_from(alias).expect("64 bits")
+}
+
+/// Registers memory and ends that, and compares all its words with those at the device's address. Another thread writes to
+/// every 512th word, so at most once to a page, until the end.
+fn check_all_words(offset: usize, bytes: usize) {
+    const PAGE: usize = 4096;
+    // The pages around the registered memory lie in the vector.
+    let memory: Vec<AtomicU64> = (0..(offset + bytes + 3 * PAGE) as u64 / 8)
+        .map(AtomicU64::new)
+        .collect();
+    let shift = memory.as_ptr().addr().next_multiple_of(PAGE) - memory.as_ptr().addr();
+    let is_intact = |step: u64| {
+        let mut words = (0_u64..).zip(&memory).filter(|(n, _)| n % 512 != 0);
+        words.all(|(n, word)| word.load(Ordering::Relaxed) == n ^ step << 32)
+    };
+    let check = || {
+        let place = memory.as_ptr().wrapping_byte_add(shift + offset);
+        let place = place.cast_mut().cast();
+        // The first word that lies in the registered memory, and its place there.
+        let (first, within) = (
+            (shift + offset).div_ceil(8),
+            offset.next_multiple_of(8) - offset,
+        );
+        let mut context = null_mut();
+        // SAFETY: every place is writable, and only this test uses the memory. The words at the device's address are written to
+        // as atomically as those of the vector.
+        unsafe {
+            assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
+            assert_eq!(cuCtxSetCurrent(context), 0);
+            let alias = with_exposed_provenance::<AtomicU64>(registered(place, bytes) + within);
+            let seen = std::slice::from_raw_parts(alias, (bytes - within) / 8);
+            assert!(is_intact(0), "{bytes} bytes from {offset}");
+            let mut words = (first as u64..).zip(seen).filter(|(n, _)| n % 512 != 0);
+            assert!(words.all(|(n, word)| word.load(Ordering::Relaxed) == n));
+            for (n, word) in (0_u64..).zip(&memory).filter(|(n, _)| n % 512 != 0) {
+                word.store(n ^ 1 << 32, Ordering::Relaxed);
+            }
+            assert_eq!(cuMemHostUnregister(place), 0);
+            assert!(is_intact(1), "{bytes} bytes from {offset}");
+        }
+    };
+    std::thread::scope(|scope| {
+        let checker = scope.spawn(check);
+        let mut rounds = 0;
+        while !checker.is_finished() {
+            for word in memory.iter().step_by(512) {
+                word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            }
+            rounds += 1;
+        }
+        for (n, word) in (0_u64..).zip(&memory).step_by(512) {
+            assert_eq!(word.load(Ordering::Relaxed), n + rounds);
+        }
+    });
+}
+
+#[test]
+fn all_words_stay_while_several_threads_register_memory_and_others_write() {
+    /// From here on several threads copy, if there are enough processors.
+    const LARGE: usize = 4 << 20;
+    in_process(|| {
+        let (_backend, ..) = ready(Backend::start());
+        if is_skipped(is_supported()) {
+            return;
+        }
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                scope.spawn(move || {
+                    let sizes = [
+                        4097,
+                        LARGE - 4097,
+                        LARGE - 1,
+                        LARGE,
+                        LARGE + 1,
+                        2 * LARGE + 77,
+                    ];
+                    for round in 0..sizes.len() {
+                        let bytes = sizes[(round + 2 * thread) % sizes.len()];
+                        check_all_words([0, 1, 4095][round % 3], bytes);
+                    }
+                });
+            }
+        });
+    });
 }
 
 #[test]
