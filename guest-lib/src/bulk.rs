@@ -8,8 +8,12 @@
 //! stacks too. Nothing that takes part in its copy may wait for these pages. So a copy is shared without an allocation or a
 //! lock: the threads meet in one static variable, and a thread that helps writes to nothing but that, the destination, its
 //! stack and its thread data. The caller compares the held pages with all of these first.
+//!
+//! A thread helps only a caller that has the same rights to memory with protection keys, so that it meets no fault that the
+//! caller would not.
 
 use std::arch::asm;
+use std::arch::x86_64::{__cpuid_count, __get_cpuid_max};
 use std::ptr::null_mut;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -210,7 +214,7 @@ impl Team {
         self.enter(bulk);
         let helpers = &self.helpers[..bulk.helpers()];
         for helper in helpers {
-            if helper.own().is_some_and(is_apart) {
+            if helper.own().is_some_and(is_apart) && helper.has_rights_of_caller() {
                 helper.invite();
             }
         }
@@ -261,6 +265,7 @@ struct Helper {
     state: AtomicU32,
     /// Start and end of the memory of [`Helper::own`].
     own: [AtomicU64; 2],
+    key_rights: AtomicU32,
 }
 
 /// The thread is not ready, or cannot be started.
@@ -279,6 +284,7 @@ impl Helper {
             is_started: AtomicBool::new(false),
             state: AtomicU32::new(ABSENT),
             own: [const { AtomicU64::new(0) }; 2],
+            key_rights: AtomicU32::new(0),
         }
     }
 
@@ -298,6 +304,11 @@ impl Helper {
         let is_ready = self.state.load(Ordering::Acquire) != ABSENT;
         let [start, end] = [0, 1].map(|n| self.own[n].load(Ordering::Relaxed));
         is_ready.then_some(Pages { start, end })
+    }
+
+    /// Returns true if a thread that is ready can access the memory that the calling thread can access.
+    fn has_rights_of_caller(&self) -> bool {
+        self.key_rights.load(Ordering::Relaxed) == key_rights()
     }
 
     /// Changes the state, if it is the first one.
@@ -341,6 +352,7 @@ impl Helper {
         for (place, address) in self.own.iter().zip(places) {
             place.store(address.unwrap_or(0), Ordering::Relaxed);
         }
+        self.key_rights.store(key_rights(), Ordering::Relaxed);
         self.state.store(AWAKE, Ordering::Release);
         let mut looks = 0;
         loop {
@@ -359,6 +371,31 @@ impl Helper {
             }
         }
     }
+}
+
+/// Returns the calling thread's rights to memory with protection keys (pkeys(7)). Threads of a program that uses none have the
+/// same. Only the first call may write to a static variable.
+fn key_rights() -> u32 {
+    static HAS_KEYS: LazyLock<bool> = LazyLock::new(|| {
+        /// Leaf of features, and the bit of a system that has enabled the keys (`OSPKE`).
+        const FEATURES: u32 = 7;
+        const ENABLED: u32 = 1 << 4;
+        __get_cpuid_max(0).0 >= FEATURES && __cpuid_count(FEATURES, 0).ecx & ENABLED != 0
+    });
+    let mut rights = 0;
+    if *HAS_KEYS {
+        // SAFETY: the instruction exists, and reads a register of the thread.
+        unsafe {
+            asm!(
+                "rdpkru",
+                in("ecx") 0,
+                out("eax") rights,
+                out("edx") _,
+                options(nomem, nostack, preserves_flags),
+            );
+        }
+    }
+    rights
 }
 
 #[cfg(test)]
@@ -494,5 +531,27 @@ mod tests {
                 assert!(awake.count() <= helping, "{held:?}");
             });
         }
+    }
+
+    #[test]
+    fn no_thread_helps_that_has_other_rights_to_memory() {
+        static OWN: Team = Team::new();
+        started(&OWN);
+        assert!(OWN.helpers.iter().all(Helper::has_rights_of_caller));
+        for helper in &OWN.helpers {
+            helper.key_rights.store(!key_rights(), Ordering::Relaxed);
+            while helper.state.load(Ordering::Relaxed) != ASLEEP {
+                std::thread::yield_now();
+            }
+        }
+        check(3, [0, 0], LARGE, Stores::Cached, |bulk| {
+            OWN.copy(bulk, None);
+            let states = OWN.helpers.iter().map(|helper| &helper.state);
+            assert!(
+                states
+                    .map(|state| state.load(Ordering::Relaxed))
+                    .all(|state| state == ASLEEP)
+            );
+        });
     }
 }

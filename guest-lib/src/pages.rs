@@ -82,25 +82,24 @@ struct CopyArgument {
 /// Opens a userfaultfd with these features that also blocks accesses by system calls, which needs a privilege.
 pub fn descriptor(features: u64) -> io::Result<OwnedFd> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-    // SAFETY: plain system call.
-    let made = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-    let made = if made >= 0 {
-        i32::try_from(made).map_err(io::Error::other)?
-    } else {
-        let file = OpenOptions::new()
+    let device = || {
+        OpenOptions::new()
             .read(true)
             .write(true)
             .custom_flags(libc::O_CLOEXEC)
-            .open("/dev/userfaultfd")?;
-        // SAFETY: this request takes flags.
-        let made = unsafe { libc::ioctl(file.as_raw_fd(), USERFAULTFD_IOC_NEW, flags) };
+            .open("/dev/userfaultfd")
+    };
+    // SAFETY: the system call and the request take flags. The descriptor was just made and has no other owner.
+    let descriptor = unsafe {
+        let mut made = libc::syscall(libc::SYS_userfaultfd, flags);
+        if made < 0 {
+            made = libc::ioctl(device()?.as_raw_fd(), USERFAULTFD_IOC_NEW, flags).into();
+        }
         if made < 0 {
             return Err(io::Error::last_os_error());
         }
-        made
+        OwnedFd::from_raw_fd(i32::try_from(made).map_err(io::Error::other)?)
     };
-    // SAFETY: the descriptor was just made and has no other owner.
-    let descriptor = unsafe { OwnedFd::from_raw_fd(made) };
     let mut argument = ApiArgument {
         api: API,
         features,
