@@ -169,6 +169,8 @@ pub struct Loaded {
     pub bound: Mutex<HashMap<(TexRefTarget, String), Used>>,
     /// Executable graphs that hold its kernels, once it is to be unloaded.
     pub graphs: Mutex<Vec<EndingGraph>>,
+    /// Whether it is small and was loaded in a short time.
+    pub is_quick: bool,
 }
 
 /// An executable graph that nothing uses any more, with the objects that its nodes name.
@@ -194,13 +196,19 @@ impl EndingGraph {
 }
 
 impl Loaded {
-    pub fn new(device: SessionDevice, raw: RawModule, place: Option<ManagedPlace>) -> Self {
+    pub fn new(
+        device: SessionDevice,
+        raw: RawModule,
+        place: Option<ManagedPlace>,
+        is_quick: bool,
+    ) -> Self {
         Self {
             device,
             raw,
             place,
             bound: Mutex::default(),
             graphs: Mutex::default(),
+            is_quick,
         }
     }
 

@@ -126,6 +126,7 @@ fn an_unload_that_waits_for_kernels_holds_up_nothing_but_a_reset() {
     served.hear("ArenaAdded");
     let load = module_load(served.guest.mint(), DevicePtr(served.address(4)), 64);
     assert_eq!(served.guest.call(&load).status, 0);
+    served.device.is_busy.store(true, Ordering::Release);
     served.device.hold("unload");
     let module = load.new;
     served.guest.record(&ModuleUnload { module });

@@ -192,6 +192,7 @@ fn a_brief_request_is_the_executors_while_no_job_is_underway() {
     device.let_go("mem_alloc");
     assert_eq!(served.answer(2, 10).0, 0);
 
+    device.is_busy.store(true, Ordering::Release);
     device.hold("unload");
     served.call(2, 11, &ready.load(handle(2)));
     served.record(&ModuleUnload { module: handle(2) });
@@ -208,8 +209,7 @@ fn a_request_that_waits_for_the_device_is_the_executors_while_that_has_no_work()
     let (served, device, stream) = (&ready.served, &ready.device, ready.stream);
     served.call(1, 10, &StreamQuery { stream });
     let executor = device.threads("query_stream")[0];
-    let mut sequence = 10;
-    for (busy, streams) in [(false, 1), (true, 1), (false, 40)] {
+    for (round, (busy, streams)) in (1..).zip([(false, 1), (true, 1), (false, 40)]) {
         device.is_busy.store(busy, Ordering::Release);
         for number in 2..=streams {
             served.record(&StreamCreate {
@@ -220,7 +220,7 @@ fn a_request_that_waits_for_the_device_is_the_executors_while_that_has_no_work()
         }
         let by = |call: &str| device.threads(call).pop() == Some(executor);
         let its_own = !busy && streams == 1;
-        sequence += 10;
+        let sequence = 10 + 10 * round as u64;
         let payload = served.call(1, sequence, &MemAlloc { bytes: 64 });
         let address = MemAllocReply::decode(&payload).unwrap().address;
         served.call(1, sequence + 1, &MemFree { address });
@@ -228,8 +228,10 @@ fn a_request_that_waits_for_the_device_is_the_executors_while_that_has_no_work()
         // `ready` has loaded the image once.
         served.call(1, sequence + 2, &ready.load(handle(2)));
         assert_eq!(by("load"), its_own, "load: {busy}, {streams}");
-        served.call(1, sequence + 3, &ModuleUnload { module: handle(2) });
-        assert!(!by("unload"), "unload: {busy}, {streams}");
+        served.record(&ModuleUnload { module: handle(2) });
+        served.call(1, sequence + 3, &MemAlloc { bytes: 64 });
+        device.wait_for("unload", round);
+        assert_eq!(by("unload"), its_own, "unload: {busy}, {streams}");
     }
 }
 
@@ -278,13 +280,15 @@ fn an_image_is_unloaded_when_no_job_uses_it() {
 fn an_image_that_nobody_waits_for_is_unloaded_when_no_job_uses_it() {
     let ready = ready();
     let (served, device, module) = (&ready.served, &ready.device, ready.module);
+    device.is_busy.store(true, Ordering::Release);
     device.hold("unload");
     served.call(2, 10, &ready.load(handle(2)));
     served.record(&ModuleUnload { module: handle(2) });
     device.wait_for("unload", 1);
     // It holds nobody up.
     let stream = ready.stream;
-    served.call(3, 10, &StreamQuery { stream });
+    served.ask(3, 10, &StreamQuery { stream });
+    served.answer(3, 10);
     device.let_go("unload");
 
     device.hold("launch");
@@ -323,6 +327,7 @@ fn memory_of_an_image_that_nobody_waits_for_is_there_for_the_next_allocation() {
     assert_eq!(served.answer(1, 10).0, CuResult::OUT_OF_MEMORY.0);
     assert_eq!(device.arrivals("mem_alloc"), made + 1);
 
+    device.is_busy.store(true, Ordering::Release);
     device.hold("unload");
     served.record(&ModuleUnload { module: handle(2) });
     device.wait_for("unload", 1);

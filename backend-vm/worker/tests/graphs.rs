@@ -649,6 +649,7 @@ fn while_a_module_is_being_unloaded_no_graph_uses_its_kernels() {
         assert_eq!(ready.kernel(graph, 1), 0);
     }
     assert_eq!(ready.instantiate(executable), 0);
+    ready.device.is_busy.store(true, Ordering::Release);
     ready.device.hold("unload");
     ready.served.ask(1, 1, &ModuleUnload { module });
     ready.device.wait_for("unload", 1);

@@ -301,7 +301,7 @@ mod tests {
         let word = Neighbours::map(&neighbours.descriptor().unwrap()).unwrap();
         let counters = Arc::new(Counters::map(&page, word).unwrap());
         let mut objects = Objects::new(&devices, &counters);
-        let image = Arc::new(Loaded::new(devices[0].clone(), RawModule(1), None));
+        let image = Arc::new(Loaded::new(devices[0].clone(), RawModule(1), None, false));
         let call = Call {
             slot: None,
             sequence: 7,

@@ -160,10 +160,8 @@ impl Session {
         let digest = small
             .as_deref()
             .map(|image| Digest::of(image, &compiler.jit));
-        let call = match digest {
-            Some(digest) if self.quick_images.contains(digest) => self.brief_if_idle(call, &here),
-            _ => *call,
-        };
+        let is_quick = digest.is_some_and(|digest| self.quick_images.contains(digest));
+        let call = call.brief_if(is_quick && self.waits_for_nothing(&here));
         let outcome = self.defer(&call, here, move |device: &dyn Device| {
             let image = small.unwrap_or_else(copy);
             let start = Instant::now();
@@ -188,10 +186,8 @@ impl Session {
             drop(image);
             Box::new(move |session: &mut Session| {
                 session.scratch.image_bytes -= bytes;
-                if let Some(digest) = digest {
-                    session.quick_images.note(digest, took);
-                }
-                session.loaded(owner, new, loaded, place)
+                let is_quick = digest.is_some_and(|digest| session.quick_images.note(digest, took));
+                session.loaded(owner, new, loaded, place, is_quick)
             }) as Finish
         });
         if outcome.is_ok() {
@@ -312,6 +308,7 @@ impl Session {
         new: ImageHandle,
         loaded: wormhole_device::Result<Loading>,
         place: Option<ManagedPlace>,
+        is_quick: bool,
     ) -> Answer {
         let answer = |flags, managed| match new {
             ImageHandle::Module(_) => Answer::reply(&ModuleLoadReply { flags, managed }),
@@ -322,7 +319,7 @@ impl Session {
             Ok(Loading::NeedsPlace(bytes)) => return answer(0, bytes),
             Err(error) => return Answer::failed(self.failed(error)),
         };
-        let image = Arc::new(Loaded::new(device, loaded.module, place));
+        let image = Arc::new(Loaded::new(device, loaded.module, place, is_quick));
         let entered = self
             .objects
             .enter_image(new, ImageObject::new(Arc::clone(&image)));
@@ -391,9 +388,12 @@ impl Session {
         }
         // No graph names the image by this reference.
         let image = Arc::new(image);
-        match self.addresses.has_users() {
-            true => self.objects.unloading.push((*call, image)),
-            false => self.unload_quietly(image),
+        if self.addresses.has_users() {
+            self.objects.unloading.push((*call, image));
+        } else if image.is_quick && self.waits_for_nothing(&image.device) {
+            unload(&image);
+        } else {
+            self.unload_quietly(image);
         }
         Ok(Served::Deferred)
     }

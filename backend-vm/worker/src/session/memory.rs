@@ -78,7 +78,7 @@ impl Serve<MemFree> for Session {
         for key in [Key::Allocation(address), Key::Pointer(address)] {
             self.shares.unshare(key, &self.registrar);
         }
-        let call = self.brief_if_idle(call, &owner);
+        let call = call.brief_if(self.waits_for_nothing(&owner));
         self.free(&call, owner, move |device| device.mem_free(address))
     }
 }

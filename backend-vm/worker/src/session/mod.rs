@@ -20,7 +20,8 @@
 //!   `LibraryGetModule`, and `TakeOutput` while output is queued here.
 //! - While nothing else is underway, brief requests: those in which the driver waits for nothing and takes some 10 to 60 µs
 //!   (allocations and changes of mappable memory, of at most [`BRIEF_BYTES`]), and those in which it waits for the device's work
-//!   alone, while there is none (`cuMemFree`, and the load of an image that was [loaded quickly](quick_images) before).
+//!   alone, while there is none (`cuMemFree`, and the load of an image that was [loaded quickly](quick_images) before). The
+//!   unload of such an image, for which no guest waits, is the executor's then too.
 //!
 //! Every other request is a job. Its guest thread waits for the answer, so no later work of that
 //! thread is in the ring yet; work that other threads sent meanwhile is unordered relative to it.
@@ -121,12 +122,17 @@ impl Call {
         }
     }
 
-    /// Returns the call as one that allocates, releases or maps memory of a size.
-    fn of_memory(self, bytes: u64) -> Self {
-        match bytes <= BRIEF_BYTES {
+    /// Returns the call as a brief one if it is that.
+    fn brief_if(self, is_brief: bool) -> Self {
+        match is_brief {
             true => self.brief(),
             false => self,
         }
+    }
+
+    /// Returns the call as one that allocates, releases or maps memory of a size.
+    fn of_memory(self, bytes: u64) -> Self {
+        self.brief_if(bytes <= BRIEF_BYTES)
     }
 }
 
@@ -414,13 +420,10 @@ impl Session {
         self.reset.is_quiet() && !self.unloads.are_outstanding() && !self.registrar.is_busy()
     }
 
-    /// Returns the call as a brief one if the driver waits in it for nothing but a device's work, and there is none.
-    fn brief_if_idle(&self, call: &Call, device: &SessionDevice) -> Call {
+    /// Returns whether a call in which the driver waits for nothing but a device's work is brief.
+    fn waits_for_nothing(&self, device: &SessionDevice) -> bool {
         let few = self.objects.streams.values().nth(MOST_ASKED).is_none();
-        match self.is_quiet() && few && self.is_idle(device).is_ok() {
-            true => call.brief(),
-            false => *call,
-        }
+        self.is_quiet() && few && self.is_idle(device).is_ok()
     }
 
     /// Hands a job of a device to the thread of the caller's slot. The executor runs a brief one itself while nothing else is

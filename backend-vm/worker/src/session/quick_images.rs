@@ -1,5 +1,5 @@
-//! Images that were loaded in a short time, so that the executor may load them itself the next time: the driver has compiled
-//! them by then, if it remembers that.
+//! Images that were loaded in a short time, so that the executor may load them itself the next time, and unload them: the
+//! driver has compiled them by then, if it remembers that.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -33,13 +33,15 @@ impl QuickImages {
         self.0.contains(&digest)
     }
 
-    /// Notes how long the load of an image took, which is in vain if it failed.
-    pub fn note(&mut self, digest: Digest, took: Option<Duration>) {
-        if took.is_none_or(|took| took > LONGEST) {
+    /// Notes how long the load of an image took, unless it failed. Returns whether it was a short time.
+    pub fn note(&mut self, digest: Digest, took: Option<Duration>) -> bool {
+        let is_quick = took.is_some_and(|took| took <= LONGEST);
+        if !is_quick {
             self.0.remove(&digest);
         } else if self.0.len() < MOST {
             self.0.insert(digest);
         }
+        is_quick
     }
 }
 
@@ -58,11 +60,11 @@ mod tests {
         let [first, other] = [1, 2].map(|value| Digest::of(b"image", &jit(value)));
         let mut quick = QuickImages::default();
         assert!(!quick.contains(first));
-        quick.note(first, SHORT);
+        assert!(quick.note(first, SHORT));
         assert!(quick.contains(first) && !quick.contains(other));
         assert!(!quick.contains(Digest::of(b"imago", &jit(1))));
         for slow in [None, Some(Duration::from_millis(1))] {
-            quick.note(first, slow);
+            assert!(!quick.note(first, slow));
             assert!(!quick.contains(first));
             quick.note(first, SHORT);
         }
