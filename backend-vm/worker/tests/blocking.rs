@@ -225,11 +225,15 @@ fn a_request_that_waits_for_the_device_is_the_executors_while_that_has_no_work()
         let address = MemAllocReply::decode(&payload).unwrap().address;
         served.call(1, sequence + 1, &MemFree { address });
         assert_eq!(by("mem_free"), its_own, "free: {busy}, {streams}");
+        let payload = served.call(1, sequence + 4, &MemAlloc { bytes: LARGE });
+        let address = MemAllocReply::decode(&payload).unwrap().address;
+        served.call(1, sequence + 5, &MemFree { address });
+        assert!(!by("mem_free"), "large: {busy}, {streams}");
         // `ready` has loaded the image once.
-        served.call(1, sequence + 2, &ready.load(handle(2)));
+        served.call(1, sequence + 6, &ready.load(handle(2)));
         assert_eq!(by("load"), its_own, "load: {busy}, {streams}");
         served.record(&ModuleUnload { module: handle(2) });
-        served.call(1, sequence + 3, &MemAlloc { bytes: 64 });
+        served.call(1, sequence + 7, &MemAlloc { bytes: 64 });
         device.wait_for("unload", round);
         assert_eq!(by("unload"), its_own, "unload: {busy}, {streams}");
     }

@@ -268,8 +268,9 @@ impl Addresses {
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`: no allocation starts at the address.
-    pub fn free(&mut self, address: u64) -> Result<SessionDevice, CuResult> {
-        self.remove(address).map(|allocation| allocation.device)
+    pub fn free(&mut self, address: u64) -> Result<(SessionDevice, u64), CuResult> {
+        let allocation = self.remove(address)?;
+        Ok((allocation.device, allocation.bytes))
     }
 
     fn remove(&mut self, address: u64) -> Result<Allocation, CuResult> {
@@ -439,7 +440,7 @@ mod tests {
         let left = [context, pool, global, opened, arena].map(|at| addresses.place(at, PAGE));
         assert_eq!(left, [REFUSED, DEVICE, REFUSED, REFUSED, ARENA]);
         assert_eq!(addresses.bytes_of(1), PAGE);
-        let owner = addresses.free(pool).map(|device| device.number());
+        let owner = addresses.free(pool).map(|(device, _)| device.number());
         assert_eq!(owner, Ok(1));
         assert_eq!(addresses.place(pool, PAGE), REFUSED);
         assert_eq!(addresses.free(pool).err(), REFUSED.err());

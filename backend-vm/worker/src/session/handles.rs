@@ -98,6 +98,10 @@ impl<K: HandleKind, T> Table<K, T> {
         }
     }
 
+    pub fn len(&self) -> usize {
+        self.slab.len()
+    }
+
     pub fn values(&self) -> impl Iterator<Item = &T> {
         self.slab.values()
     }

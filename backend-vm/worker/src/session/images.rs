@@ -121,8 +121,8 @@ fn link(
 }
 
 impl Session {
-    /// Loads an image from the arena. The job copies it first, because the guest may write there at
-    /// any time.
+    /// Loads an image from the arena, by a private copy, because the guest may write there at any time. The executor makes
+    /// that of a small image, and the job that of another.
     pub(super) fn load<R>(
         &mut self,
         call: &Call,
@@ -156,19 +156,19 @@ impl Session {
             // SAFETY: the range lies in an extent, which stays mapped while `reader` lives.
             unsafe { memory::copy_out(address, length) }
         };
+        let kind = match new {
+            ImageHandle::Module(_) => ImageKind::Module,
+            ImageHandle::Library(_) => ImageKind::Library,
+        };
         let small = (length <= BRIEF_IMAGE).then(copy);
         let digest = small
             .as_deref()
-            .map(|image| Digest::of(image, &compiler.jit));
+            .map(|image| Digest::of(image, kind, &compiler.jit));
         let is_quick = digest.is_some_and(|digest| self.quick_images.contains(digest));
         let call = call.brief_if(is_quick && self.waits_for_nothing(&here));
         let outcome = self.defer(&call, here, move |device: &dyn Device| {
             let image = small.unwrap_or_else(copy);
             let start = Instant::now();
-            let kind = match new {
-                ImageHandle::Module(_) => ImageKind::Module,
-                ImageHandle::Library(_) => ImageKind::Library,
-            };
             let loaded = device.load(&image, kind, &mut compiler.jit, place);
             let took = loaded.is_ok().then(|| start.elapsed());
             // SAFETY: as above.
@@ -345,7 +345,7 @@ impl Session {
 
     /// Removes an image and the functions and variables found in it, so that none may be named any
     /// more. The device unloads it once no other job uses it, and may block: on the caller's job
-    /// thread, or on a thread of their own if no call waits.
+    /// thread, or on a thread of their own if no call waits. The executor unloads images that are quick, if nobody waits.
     pub(super) fn unload(&mut self, call: &Call, handle: ImageHandle) -> Outcome<()> {
         let (image, globals) = self.objects.remove_image(handle)?;
         for start in globals {
@@ -390,7 +390,10 @@ impl Session {
         let image = Arc::new(image);
         if self.addresses.has_users() {
             self.objects.unloading.push((*call, image));
-        } else if image.is_quick && self.waits_for_nothing(&image.device) {
+        } else if image.is_quick
+            && image.graphs.lock().is_empty()
+            && self.waits_for_nothing(&image.device)
+        {
             unload(&image);
         } else {
             self.unload_quietly(image);

@@ -59,6 +59,8 @@ type Twins = Arc<Mutex<BTreeMap<u64, Vec<u8>>>>;
 pub(super) struct Placements {
     window: Option<Arc<Window>>,
     all: BTreeMap<u64, Managed>,
+    /// Whether the work of a destroyed stream is not known to have ended: until a reset no device is known to be idle.
+    misses_work: bool,
     /// A stream of each device that waits for the work of destroyed streams.
     leaving: Vec<(SessionDevice, RawStream)>,
     stream: CopyStream,
@@ -83,6 +85,7 @@ impl Placements {
         });
         if let Err(error) = marked {
             tracing::debug!("the end of a stream's work cannot be marked: {error}");
+            self.misses_work = true;
         }
     }
 
@@ -100,6 +103,7 @@ impl Placements {
     /// Forgets what a reset destroys. Placed memory belongs to no context.
     pub fn reset(&mut self, addresses: &mut Addresses) {
         self.leaving.clear();
+        self.misses_work = false;
         self.stream = CopyStream::default();
         let placed = self.all.iter().filter(|(_, managed)| managed.placed);
         for (&address, managed) in placed {
@@ -227,6 +231,9 @@ impl Session {
 
     /// Fails with `CUDA_ERROR_NOT_READY` while a device has work of this session.
     pub(super) fn is_idle(&self, of: &SessionDevice) -> Result<(), CuResult> {
+        if self.placements.misses_work {
+            return Err(CuResult::NOT_READY);
+        }
         let legacy = self.objects.legacy().iter();
         let streams = legacy.chain(self.objects.streams.values());
         let streams = streams.map(|stream| (&stream.device, stream.raw));

@@ -48,7 +48,7 @@ impl Serve<MemAlloc> for Session {
         }
         let here = self.here(call);
         self.ask_for_memory(
-            &call.of_memory(bytes),
+            &call.brief_if(self.takes_little(bytes)),
             here.clone(),
             move |device| {
                 let address = device.mem_alloc(bytes)?;
@@ -74,11 +74,11 @@ impl Serve<MemAlloc> for Session {
 impl Serve<MemFree> for Session {
     fn serve(&mut self, call: &Call, message: &MemFree) -> Outcome<()> {
         let address = message.address.0;
-        let owner = self.addresses.free(address)?;
+        let (owner, bytes) = self.addresses.free(address)?;
         for key in [Key::Allocation(address), Key::Pointer(address)] {
             self.shares.unshare(key, &self.registrar);
         }
-        let call = call.brief_if(self.waits_for_nothing(&owner));
+        let call = call.brief_if(self.takes_little(bytes) && self.waits_for_nothing(&owner));
         self.free(&call, owner, move |device| device.mem_free(address))
     }
 }

@@ -90,12 +90,12 @@ use super::watcher::{self, Watcher};
 /// Largest number of objects of one type that a session may have at the same time.
 const OBJECTS: u32 = 1 << 18;
 
-/// Most streams that are asked for their work before a brief call: a question takes the driver some 0.3 µs, and handing the
+/// Most streams of a session whose device is asked for its work before a brief call: a question takes the driver some 0.3 µs, and handing the
 /// call over some 10 µs.
 const MOST_ASKED: usize = 16;
 
-/// Greatest size of memory whose allocation, release or mapping is brief. On an H200 the driver takes up to some 60 µs for
-/// it, and waits for no kernel but in `cuMemFree`.
+/// Greatest size of memory whose allocation, release or mapping is brief. On one H200, whose memory is not short, the driver
+/// takes up to some 60 µs for it, and waits for no kernel but in `cuMemFree`.
 const BRIEF_BYTES: u64 = 64 << 20;
 
 /// Destination of an answer, and the device of the message.
@@ -128,11 +128,6 @@ impl Call {
             true => self.brief(),
             false => self,
         }
-    }
-
-    /// Returns the call as one that allocates, releases or maps memory of a size.
-    fn of_memory(self, bytes: u64) -> Self {
-        self.brief_if(bytes <= BRIEF_BYTES)
     }
 }
 
@@ -213,7 +208,7 @@ struct Scratch {
     attributes: Vec<LaunchAttribute>,
     /// Memory operations of a message.
     memory_operations: Vec<MemoryOperation>,
-    /// Bytes of the images that jobs have copied out of the arena.
+    /// Bytes of the images that are being loaded, each in a private copy.
     image_bytes: u64,
 }
 
@@ -420,10 +415,16 @@ impl Session {
         self.reset.is_quiet() && !self.unloads.are_outstanding() && !self.registrar.is_busy()
     }
 
+    /// Returns whether a call that allocates, releases or maps memory of a size is brief. Of several devices, which may work with
+    /// each other's memory, none is known to be.
+    fn takes_little(&self, bytes: u64) -> bool {
+        bytes <= BRIEF_BYTES && self.devices.count() == 1
+    }
+
     /// Returns whether a call in which the driver waits for nothing but a device's work is brief.
     fn waits_for_nothing(&self, device: &SessionDevice) -> bool {
-        let few = self.objects.streams.values().nth(MOST_ASKED).is_none();
-        self.is_quiet() && few && self.is_idle(device).is_ok()
+        let few = self.objects.streams.len() <= MOST_ASKED && self.devices.count() == 1;
+        few && self.is_quiet() && self.is_idle(device).is_ok()
     }
 
     /// Hands a job of a device to the thread of the caller's slot. The executor runs a brief one itself while nothing else is

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-use wormhole_device::Jit;
+use wormhole_device::{ImageKind, Jit};
 
 /// Longest time of such a load. On an H200 the driver takes some 25 µs for a small image that it has compiled before.
 const LONGEST: Duration = Duration::from_micros(200);
@@ -13,14 +13,14 @@ const LONGEST: Duration = Duration::from_micros(200);
 /// Most images that are remembered.
 const MOST: usize = 1024;
 
-/// Digest of an image and of the options of its compiler. Of two images with one digest, the executor loads both or none.
+/// Digest of an image, of its kind (the driver may load a library at its first use), and of the options of its compiler. Of two images with one digest, the executor loads both or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Digest(u64);
 
 impl Digest {
-    pub fn of(image: &[u8], jit: &Jit) -> Self {
+    pub fn of(image: &[u8], kind: ImageKind, jit: &Jit) -> Self {
         let mut hasher = DefaultHasher::new();
-        (image, &jit.options).hash(&mut hasher);
+        (image, kind == ImageKind::Module, &jit.options).hash(&mut hasher);
         Self(hasher.finish())
     }
 }
@@ -57,12 +57,18 @@ mod tests {
             options: vec![(7, value)],
             ..Jit::default()
         };
-        let [first, other] = [1, 2].map(|value| Digest::of(b"image", &jit(value)));
+        let [first, other] =
+            [1, 2].map(|value| Digest::of(b"image", ImageKind::Module, &jit(value)));
         let mut quick = QuickImages::default();
         assert!(!quick.contains(first));
         assert!(quick.note(first, SHORT));
         assert!(quick.contains(first) && !quick.contains(other));
-        assert!(!quick.contains(Digest::of(b"imago", &jit(1))));
+        for (image, kind) in [
+            (b"imago", ImageKind::Module),
+            (b"image", ImageKind::Library),
+        ] {
+            assert!(!quick.contains(Digest::of(image, kind, &jit(1))));
+        }
         for slow in [None, Some(Duration::from_millis(1))] {
             assert!(!quick.note(first, slow));
             assert!(!quick.contains(first));
@@ -74,7 +80,7 @@ mod tests {
     fn a_guest_cannot_make_it_remember_without_end() {
         let mut quick = QuickImages::default();
         for number in 0..2 * MOST {
-            let digest = Digest::of(&number.to_le_bytes(), &Jit::default());
+            let digest = Digest::of(&number.to_le_bytes(), ImageKind::Module, &Jit::default());
             quick.note(digest, SHORT);
         }
         assert_eq!(quick.0.len(), MOST);

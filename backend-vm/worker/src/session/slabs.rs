@@ -156,7 +156,7 @@ impl Serve<SlabAlloc> for Session {
         }
         let here = self.here(call);
         self.ask_for_memory(
-            &call.of_memory(bytes),
+            &call.brief_if(self.takes_little(bytes)),
             here.clone(),
             move |device| {
                 let address = device.slab_alloc(bytes)?;

@@ -297,7 +297,7 @@ impl Serve<MemCreate> for Session {
         closed::HANDLE_TYPES.check(handle_types)?;
         let device = self.here(call);
         self.ask_for_memory(
-            &call.of_memory(bytes),
+            &call.brief_if(self.takes_little(bytes)),
             device.clone(),
             move |device| device.create_memory(bytes, handle_types),
             move |session, raw| {
@@ -322,10 +322,14 @@ impl Serve<MemRelease> for Session {
         let memory = self.objects.memories.remove(handle)?;
         let here = self.here(call);
         let Some(unshare) = unshare else {
-            return self.order(&call.of_memory(memory.bytes), here, move |_| {
-                drop(memory);
-                Ok(())
-            });
+            return self.order(
+                &call.brief_if(self.takes_little(memory.bytes)),
+                here,
+                move |_| {
+                    drop(memory);
+                    Ok(())
+                },
+            );
         };
         self.order(call, here, move |_| {
             unshare();
@@ -370,7 +374,7 @@ impl Serve<MemUnmap> for Session {
         self.addresses.virtual_memory.hide(&starts);
         let marked = starts.clone();
         let outcome = self.free_and_finish(
-            &call.of_memory(bytes),
+            &call.brief_if(self.takes_little(bytes)),
             self.here(call),
             move |device| device.mem_unmap(address, bytes),
             move |session, unmapped| {
@@ -395,7 +399,7 @@ impl Serve<MemSetAccess> for Session {
         let access = message.access;
         let starts = self.begin_change(address, bytes)?;
         let marked = starts.clone();
-        let changes = call.of_memory(bytes);
+        let changes = call.brief_if(self.takes_little(bytes));
         let outcome = self.defer(&changes, self.here(call), move |device: &dyn Device| {
             let set = device.set_access(address, bytes, access);
             Box::new(move |session: &mut Session| {
