@@ -199,7 +199,7 @@ impl CpuDevice {
 
     /// Returns whether work may access these ranges. An access that a mapping does not allow makes the stream fault, as
     /// in a kernel, and returns false. An access to unallocated memory fails at the call.
-    fn reaches(
+    pub(crate) fn reaches(
         &self,
         context: &Context,
         stream: RawStream,

@@ -12,6 +12,7 @@
 mod aperture;
 mod arrays;
 mod chains;
+mod comparison;
 mod copy3d;
 mod description;
 mod device;

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use wormhole_device::{Access, CuError, Found, Granularity, RawMemory, Result, Shared, file};
+use wormhole_device::{
+    Access, Comparison, CuError, Found, Granularity, RawMemory, RawStream, Result, Shared, file,
+};
 use wormhole_ring::band;
 
 use crate::aperture::Aperture;
@@ -402,6 +404,10 @@ impl wormhole_device::VirtualMemory for crate::CpuDevice {
         // SAFETY: the range was placed, and neither the device's work nor the caller accesses it.
         unsafe { band::release(address, bytes) };
         Ok(())
+    }
+
+    fn differing(&self, comparison: &Comparison, stream: RawStream) -> Result<Vec<bool>> {
+        self.compared(comparison, stream)
     }
 }
 

@@ -61,6 +61,8 @@ pub struct CudaDevice {
     /// Executable graphs by number. Numbers are never reused.
     pub(crate) graphs: Mutex<HashMap<u64, Executable>>,
     pub(crate) next_graph: AtomicU64,
+    /// Kernel of the context that compares memory, once loaded.
+    pub(crate) comparing: Mutex<Option<RawFunction>>,
 }
 
 /// Converts a number to a handle of the driver.
@@ -272,6 +274,7 @@ impl CudaDevice {
             loads_eagerly: variable_is("CUDA_MODULE_LOADING", "EAGER"),
             graphs: Mutex::default(),
             next_graph: AtomicU64::new(1),
+            comparing: Mutex::new(None),
         })
     }
 
@@ -797,6 +800,7 @@ impl Device for CudaDevice {
         self.end_graphs();
         let mut context = self.context.lock();
         self.images.lock().clear();
+        *self.comparing.lock() = None;
         let shared = shared_events::take(self.device);
         // After a failure the device has no context: nothing of the old one may be used.
         *context = None;

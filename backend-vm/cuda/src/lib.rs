@@ -16,6 +16,7 @@ mod bands;
 mod capture;
 mod chains;
 mod code;
+mod comparison;
 mod conditional;
 mod current;
 mod described;

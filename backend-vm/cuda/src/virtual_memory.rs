@@ -4,7 +4,8 @@ use wormhole_api::constants::memory_granularity::{MINIMUM, RECOMMENDED};
 use wormhole_api::constants::{memory_allocation_type, memory_location};
 use wormhole_api::ctypes::{CUmemAllocationProp, CUmemLocation};
 use wormhole_device::{
-    Access, CuError, Device, DriverCalls, Granularity, RawMemory, Result, VirtualMemory,
+    Access, Comparison, CuError, Device, DriverCalls, Granularity, RawMemory, RawStream, Result,
+    VirtualMemory,
 };
 
 use crate::device::{CudaDevice, size};
@@ -99,6 +100,10 @@ impl VirtualMemory for CudaDevice {
         self.synchronize()?;
         self.mem_unmap(address, bytes)?;
         self.free_exactly(address, bytes)
+    }
+
+    fn differing(&self, comparison: &Comparison, stream: RawStream) -> Result<Vec<bool>> {
+        self.compared(comparison, stream)
     }
 }
 

@@ -23,6 +23,7 @@ macro_rules! raw_handle {
 mod after_fence;
 mod arrays;
 mod chains;
+mod comparison;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod driver_calls;
@@ -39,6 +40,7 @@ mod texture_references;
 mod virtual_memory;
 
 pub use after_fence::AfterFence;
+pub use comparison::Comparison;
 pub use driver_calls::DriverCalls;
 pub use green_contexts::{GreenContexts, Multiprocessors, RawGreenContext, Split};
 pub use peers::{Peer, Peers};

@@ -1,6 +1,6 @@
 //! Address reservations, and physical memory that is mapped there.
 
-use crate::{Access, CuError, Result};
+use crate::{Access, Comparison, CuError, RawStream, Result};
 
 /// Handle of device memory that can be mapped (`CUmemGenericAllocationHandle`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,6 +31,11 @@ pub trait VirtualMemory {
     /// Ends [`VirtualMemory::place`]: frees the memory, and maps nothing at the addresses. Waits until the device no longer
     /// accesses them. Nothing else may access them any more.
     fn displace(&self, _address: u64, _bytes: u64) -> Result<()> {
+        Err(CuError::NOT_SUPPORTED)
+    }
+    /// Returns for each part of two ranges whether it differs, once the work of the stream before is complete. Waits for the
+    /// stream.
+    fn differing(&self, _comparison: &Comparison, _stream: RawStream) -> Result<Vec<bool>> {
         Err(CuError::NOT_SUPPORTED)
     }
 }

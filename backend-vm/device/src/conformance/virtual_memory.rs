@@ -3,10 +3,13 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{
-    Check, HostMemory, NON_BLOCKING, ONE_THREAD, Outcome, PAGE, eventually, holds, in_bands,
-    kernel, launch, same, worked,
+    Check, HostMemory, NON_BLOCKING, ONE_THREAD, Outcome, PAGE, eventually, function, holds,
+    in_bands, kernel, launch, load_image, same, worked,
 };
-use crate::{Access, CuError, Device, Fill, RawMemory, RawStream};
+use crate::{
+    Access, Comparison, CuError, Device, Fill, ImageKind, Launch, LaunchEvents, RawMemory,
+    RawStream,
+};
 
 pub const CHECKS: &[Check] = &[
     Check {
@@ -48,6 +51,14 @@ pub const CHECKS: &[Check] = &[
     Check {
         name: "memory is placed at addresses of the caller's choice",
         run: placed,
+    },
+    Check {
+        name: "a comparison finds the parts that differ",
+        run: comparisons,
+    },
+    Check {
+        name: "the kernel that compares finds the parts that differ",
+        run: comparing_kernel,
     },
     Check {
         name: "mapped memory outlives the context",
@@ -302,4 +313,131 @@ fn placed(device: &dyn Device) -> Outcome {
         worked("displace", device.displace(chosen, bytes))?;
     }
     Ok(())
+}
+
+/// Allocates two ranges of zeros with marks.
+fn comparable(device: &dyn Device, parts: u64) -> Result<Comparison, String> {
+    let bytes = parts * Comparison::PART;
+    let marks = Comparison::marks_of(bytes);
+    let first = worked("allocate", device.mem_alloc(bytes))?;
+    let second = worked("allocate", device.mem_alloc(bytes + marks))?;
+    fill(device, first, 0, bytes)?;
+    // The marks hold anything.
+    fill(device, second, 0, bytes)?;
+    fill(device, second + bytes, 0xAA, marks)?;
+    worked("synchronize", device.synchronize())?;
+    Ok(Comparison {
+        ranges: [first, second],
+        bytes,
+        marks: second + bytes,
+    })
+}
+
+/// Makes one byte after the other differ, and expects `find` to tell its part.
+fn finds_each(
+    device: &dyn Device,
+    comparison: &Comparison,
+    offsets: &[u64],
+    find: impl Fn(&Comparison) -> Result<Vec<bool>, String>,
+) -> Outcome {
+    let parts = comparison.bytes / Comparison::PART;
+    let none = vec![false; usize::try_from(parts).unwrap_or(0)];
+    same("nothing differs", find(comparison)?, none.clone())?;
+    for (index, offset) in offsets.iter().enumerate() {
+        let address = comparison.ranges[index % 2] + offset;
+        let expected = (0..parts).map(|part| offset / Comparison::PART == part);
+        fill(device, address, 1, 1)?;
+        worked("synchronize", device.synchronize())?;
+        let what = format!("byte {offset} differs");
+        same(&what, find(comparison)?, expected.collect())?;
+        fill(device, address, 0, 1)?;
+        worked("synchronize", device.synchronize())?;
+    }
+    same("nothing differs any more", find(comparison)?, none)
+}
+
+fn comparisons(device: &dyn Device) -> Outcome {
+    const PART: u64 = Comparison::PART;
+    let comparison = comparable(device, 5)?;
+    let stream = worked("stream", device.stream_create(NON_BLOCKING, 0))?;
+    let find = |comparison: &Comparison| worked("compare", device.differing(comparison, stream));
+    let last = 5 * PART - 1;
+    let offsets = [
+        0,
+        7,
+        8,
+        15,
+        PART - 1,
+        PART,
+        3 * PART + 65_535,
+        3 * PART + 65_536,
+        last,
+    ];
+    finds_each(device, &comparison, &offsets, find)?;
+    // A part of the ranges.
+    let [first, second] = comparison.ranges;
+    let behind = Comparison {
+        ranges: [first + PART, second + PART],
+        bytes: 2 * PART,
+        ..comparison
+    };
+    fill(device, first, 1, PART)?;
+    fill(device, first + 2 * PART + 9, 1, 1)?;
+    worked("synchronize", device.synchronize())?;
+    same("the part's parts", find(&behind)?, vec![false, true])?;
+    for wrong in [
+        Comparison { bytes: 0, ..behind },
+        Comparison {
+            bytes: PART + 16,
+            ..behind
+        },
+        Comparison {
+            ranges: [first + 8, second],
+            ..behind
+        },
+    ] {
+        let refused = device.differing(&wrong, stream);
+        same("a wrong comparison", refused, Err(CuError::INVALID_VALUE))?;
+    }
+    worked("reset", device.reset())?;
+    let stream = worked("stream", device.stream_create(NON_BLOCKING, 0))?;
+    let again = comparable(device, 1)?;
+    let found = worked("compare", device.differing(&again, stream))?;
+    same("after a reset", found, vec![false])
+}
+
+fn comparing_kernel(device: &dyn Device) -> Outcome {
+    const PART: u64 = Comparison::PART;
+    let comparison = comparable(device, 2)?;
+    let text = Comparison::TEXT.as_bytes();
+    let module = load_image(device, text, ImageKind::Module)?;
+    let kernel = function(device, &module, Comparison::KERNEL)?;
+    let grid = worked("grid", comparison.grid())?;
+    let find = |comparison: &Comparison| {
+        let marks = Comparison::marks_of(comparison.bytes);
+        fill(device, comparison.marks, 0, marks)?;
+        let launch = Launch {
+            function: kernel.function,
+            stream: LEGACY,
+            grid,
+            block: Comparison::BLOCK,
+            shared: 0,
+            attributes: &[],
+            events: LaunchEvents::default(),
+            parameters: &comparison.parameters(),
+        };
+        worked("launch", device.launch(&launch))?;
+        let marks = read(
+            device,
+            comparison.marks,
+            usize::try_from(marks).unwrap_or(0),
+        )?;
+        Ok(marks.chunks(4).map(|mark| mark == [1, 0, 0, 0]).collect())
+    };
+    // Each byte of a vector, the first and the last vector of a thread, a block and a part.
+    let offsets: Vec<u64> = (0..16)
+        .chain([4095, 4096, 61_440, 65_535, 65_536, PART - 65_536, PART - 1])
+        .chain([PART, PART + 4080, 2 * PART - 16, 2 * PART - 1])
+        .collect();
+    finds_each(device, &comparison, &offsets, find)
 }
