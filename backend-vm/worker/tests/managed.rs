@@ -9,8 +9,8 @@ use support::recorder::Recorder;
 use support::whole;
 use wormhole_api::{
     ContextReset, CuResult, DevicePtr, Element, Handle, ManagedClose, ManagedFetch, ManagedIdle,
-    ManagedOpen, ManagedPlace, ManagedPush, MemCopy, MemGetInfo, MemGetInfoReply, MemSet,
-    MemoryOperation, StreamMemory, Synchronize,
+    ManagedMirror, ManagedOpen, ManagedPlace, ManagedPush, ManagedRefresh, ManagedRefreshReply,
+    MemCopy, MemGetInfo, MemGetInfoReply, MemSet, MemoryOperation, StreamMemory, Synchronize,
 };
 use wormhole_backend_tests::guest::Guest;
 use wormhole_cpu_device::{CpuDevice, Options};
@@ -22,7 +22,7 @@ const SEGMENT: u64 = SEGMENT_BYTES as u64;
 /// Segments of one test: the session's, and the arena.
 const SHARE: u32 = 5;
 const ARENA: u32 = 4;
-const WINDOW: u64 = 9 * SHARE as u64 * SEGMENT;
+const WINDOW: u64 = 14 * SHARE as u64 * SEGMENT;
 const MEMORY: u64 = 64 << 20;
 
 struct Served {
@@ -92,6 +92,28 @@ impl Served {
             bytes,
         };
         self.guest.call(&message).status
+    }
+
+    fn mirror(&mut self, wanted: bool) -> u32 {
+        let message = ManagedMirror {
+            address: DevicePtr(self.address),
+            wanted: wanted.into(),
+        };
+        self.guest.call(&message).status
+    }
+
+    /// Asks for a refresh, and returns the error or whether the home is current.
+    fn refresh(&mut self, offset: u64, bytes: u64, most: u64) -> Result<bool, CuResult> {
+        let message = ManagedRefresh {
+            address: DevicePtr(self.address.wrapping_add(offset)),
+            bytes,
+            most,
+        };
+        let answer = self.guest.call(&message);
+        match answer.status {
+            0 => Ok(answer.reply::<ManagedRefreshReply>().current != 0),
+            error => Err(CuResult(error)),
+        }
     }
 
     /// Has the device fill bytes of the managed memory.
@@ -413,4 +435,152 @@ fn twins_are_bounded_however_many_are_asked_for_at_once() {
         0,
         "it has a twin already"
     );
+}
+
+#[test]
+fn a_refresh_copies_what_the_device_has_changed_since_and_nothing_else() {
+    let mut served = serve(9);
+    assert_eq!(served.place(), 0);
+    assert_eq!(served.mirror(true), 0);
+    assert_eq!(served.fetch(0, 2 * SEGMENT, false), 0);
+    // Copied only if the part is.
+    served.write_home(SEGMENT + 3, &[7]);
+    for byte in 1..4 {
+        let last = SEGMENT - u64::from(byte);
+        served.fill(last, byte.into(), 1);
+        assert_eq!(served.refresh(0, 2 * SEGMENT, SEGMENT), Ok(true));
+        assert_eq!(served.at_home(last, 1), [byte]);
+        assert_eq!(served.at_home(SEGMENT + 3, 1), [7], "no other part");
+        assert_eq!(served.refresh(0, 2 * SEGMENT, 0), Ok(true), "nothing since");
+    }
+    served.fill(0, 5, 1);
+    served.fill(SEGMENT, 5, 1);
+    assert_eq!(served.refresh(0, 2 * SEGMENT, 2 * SEGMENT - 1), Ok(false));
+    assert_eq!(served.at_home(0, 1), [0], "nothing was copied");
+    assert_eq!(
+        served.refresh(SEGMENT, SEGMENT, SEGMENT),
+        Ok(true),
+        "of a part"
+    );
+    assert_eq!(served.at_home(SEGMENT, 4), [5, 0, 0, 0]);
+    assert_eq!(served.at_home(0, 1), [0]);
+    assert_eq!(
+        served.refresh(0, 2 * SEGMENT, SEGMENT),
+        Ok(true),
+        "one is left"
+    );
+    assert_eq!(served.at_home(0, 1), [5]);
+}
+
+#[test]
+fn a_mirror_knows_what_the_guest_has_pushed() {
+    let mut served = serve(10);
+    assert_eq!(served.place(), 0);
+    assert_eq!(served.mirror(true), 0);
+    assert_eq!(served.fetch(0, SEGMENT, false), 0);
+    served.write_home(0, &[1, 2, 3]);
+    assert_eq!(served.push(0, SEGMENT), 0);
+    assert_eq!(served.refresh(0, SEGMENT, 0), Ok(true));
+    served.fill(1, 2, 1);
+    assert_eq!(
+        served.refresh(0, SEGMENT, 0),
+        Ok(true),
+        "the same byte again"
+    );
+    served.fill(1, 9, 1);
+    assert_eq!(served.refresh(0, SEGMENT, 0), Ok(false));
+    served.occupy(5);
+    assert_eq!(
+        served.refresh(0, SEGMENT, SEGMENT),
+        Err(CuResult::NOT_READY)
+    );
+    served.release(5);
+    served.synchronize();
+    assert_eq!(served.refresh(0, SEGMENT, SEGMENT), Ok(true));
+    assert_eq!(served.at_home(0, 3), [1, 9, 3]);
+}
+
+#[test]
+fn a_mirror_is_memory_of_the_device_and_goes_with_what_it_mirrors() {
+    let mut served = serve(11);
+    let unplaced = served.free_memory();
+    assert_eq!(served.mirror(true), CuResult::INVALID_VALUE.0, "not placed");
+    assert_eq!(served.place(), 0);
+    let before = served.free_memory();
+    assert_eq!(served.mirror(false), 0, "there is none");
+    for _ in 0..3 {
+        assert_eq!(served.mirror(true), 0);
+        assert_eq!(served.mirror(true), CuResult::INVALID_VALUE.0, "once");
+        assert!(served.free_memory() <= before - 2 * SEGMENT);
+        assert_eq!(served.mirror(false), 0);
+        assert_eq!(served.free_memory(), before);
+    }
+    let rest = wormhole_api::MemAlloc {
+        bytes: before - SEGMENT,
+    };
+    let answer = served.guest.call(&rest);
+    assert_eq!(answer.status, 0);
+    let address = answer.reply::<wormhole_api::MemAllocReply>().address;
+    assert_eq!(served.mirror(true), CuResult::OUT_OF_MEMORY.0);
+    assert_eq!(served.refresh(0, SEGMENT, 0), Err(CuResult::INVALID_VALUE));
+    let free = wormhole_api::MemFree { address };
+    assert_eq!(served.guest.call(&free).status, 0);
+    assert_eq!(served.mirror(true), 0);
+    assert_eq!(served.close(), 0);
+    assert_eq!(served.free_memory(), unplaced, "with the mirror");
+}
+
+#[test]
+fn a_reset_takes_the_mirror_away() {
+    let mut served = serve(12);
+    assert_eq!(served.place(), 0);
+    assert_eq!(served.mirror(true), 0);
+    assert_eq!(served.fetch(0, SEGMENT, false), 0);
+    served.fill(0, 5, 1);
+    assert_eq!(served.guest.call(&ContextReset {}).status, 0);
+    assert_eq!(
+        served.refresh(0, SEGMENT, SEGMENT),
+        Err(CuResult::INVALID_VALUE)
+    );
+    assert_eq!(served.push(0, SEGMENT), 0);
+    assert_eq!(served.mirror(true), 0, "another");
+    assert_eq!(served.fetch(0, SEGMENT, false), 0);
+    assert_eq!(served.refresh(0, SEGMENT, 0), Ok(true));
+    assert_eq!(served.close(), 0);
+}
+
+#[test]
+fn a_refresh_names_whole_parts_of_mirrored_memory() {
+    let mut served = serve(13);
+    for mirrored in [false, true] {
+        if mirrored {
+            assert_eq!(served.place(), 0);
+            assert_eq!(served.refresh(0, SEGMENT, 0), Err(CuResult::INVALID_VALUE));
+            assert_eq!(served.mirror(true), 0);
+        }
+        for (offset, bytes) in [
+            (0, 0),
+            (0, 4096),
+            (4096, SEGMENT),
+            (0, SEGMENT + 4096),
+            (0, 3 * SEGMENT),
+            (SEGMENT, 2 * SEGMENT),
+            (2 * SEGMENT, SEGMENT),
+            (0_u64.wrapping_sub(SEGMENT), SEGMENT),
+            (0, 0_u64.wrapping_sub(SEGMENT)),
+        ] {
+            let refused = served.refresh(offset, bytes, u64::MAX);
+            assert_eq!(
+                refused,
+                Err(CuResult::INVALID_VALUE),
+                "{offset:#x} {bytes:#x}"
+            );
+        }
+    }
+    let address = DevicePtr(served.address + SEGMENT);
+    let message = ManagedMirror { address, wanted: 1 };
+    let inside = served.guest.call(&message).status;
+    assert_eq!(inside, CuResult::INVALID_VALUE.0);
+    assert_eq!(served.fetch(0, 2 * SEGMENT, false), 0);
+    assert_eq!(served.refresh(0, 2 * SEGMENT, 0), Ok(true));
 }

@@ -7,7 +7,11 @@
 //! the guest fetches `concurrent`ly: the worker keeps a twin of the bytes, and the next push writes only those that differ
 //! from it. A guest that breaks these rules damages its own memory.
 //!
+//! The guest may ask for a mirror of memory of the device ([`mirrors`]), to learn what the device has changed.
+//!
 //! Copies run on a stream of the worker's own, which waits for no work of the program.
+
+mod mirrors;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -45,7 +49,21 @@ struct Managed {
     placed: bool,
     /// Whether the registrar is changing what is there.
     changing: bool,
+    /// Address of the mirror, memory of the device that the guest does not name.
+    mirror: Option<u64>,
     /// Jobs that copy hold a clone.
+    users: Arc<()>,
+}
+
+/// A part of placed memory, for a job that copies.
+struct Part {
+    device: SessionDevice,
+    /// Address of the part's home, and of its mirror.
+    home: u64,
+    mirror: Option<u64>,
+    /// Address of the marks of a comparison with the mirror.
+    marks: u64,
+    /// Guard of the copy.
     users: Arc<()>,
 }
 
@@ -110,6 +128,9 @@ impl Placements {
             let number = managed.device.number();
             addresses.device.insert_of(number, address, managed.bytes);
         }
+        for managed in self.all.values_mut() {
+            managed.mirror = None;
+        }
     }
 
     /// Returns whether a range of the arena holds a part of a home.
@@ -125,14 +146,17 @@ impl Placements {
         (!managed.changing && Arc::strong_count(&managed.users) == 1).then_some(managed)
     }
 
-    /// Returns what a copy of a part of placed memory needs: the device, the part's home, and the guard of the copy.
-    fn part(&self, address: u64, bytes: u64) -> Option<(SessionDevice, u64, Arc<()>)> {
+    /// Returns a part of placed memory.
+    fn part(&self, address: u64, bytes: u64) -> Option<Part> {
         let (start, managed) = self.all.range(..=address).next_back()?;
         let offset = address - start;
         let fits = bytes != 0 && bytes <= managed.bytes && offset <= managed.bytes - bytes;
-        (fits && managed.placed && !managed.changing).then(|| {
-            let users = Arc::clone(&managed.users);
-            (managed.device.clone(), managed.home + offset, users)
+        (fits && managed.placed && !managed.changing).then(|| Part {
+            device: managed.device.clone(),
+            home: managed.home + offset,
+            mirror: managed.mirror.map(|mirror| mirror + offset),
+            marks: managed.mirror.unwrap_or(0) + managed.bytes,
+            users: Arc::clone(&managed.users),
         })
     }
 }
@@ -148,6 +172,19 @@ fn copy(
     let stream = on(device, stream)?;
     device.mem_copy(to, from, bytes, stream)?;
     device.synchronize_stream(stream)
+}
+
+/// Brings the mirror of a part up to date, if there is one.
+fn remember(
+    device: &dyn Device,
+    stream: &CopyStream,
+    mirror: Option<u64>,
+    address: u64,
+    bytes: u64,
+) -> wormhole_device::Result<()> {
+    mirror.map_or(Ok(()), |mirror| {
+        copy(device, stream, mirror, address, bytes)
+    })
 }
 
 fn on(device: &dyn Device, stream: &CopyStream) -> wormhole_device::Result<RawStream> {
@@ -344,6 +381,7 @@ impl Serve<ManagedOpen> for Session {
             bytes,
             placed: false,
             changing: true,
+            mirror: None,
             users: Arc::default(),
         };
         let opened = self.change(
@@ -376,12 +414,14 @@ impl Serve<ManagedClose> for Session {
         };
         managed.changing = true;
         let (device, bytes, placed) = (managed.device.clone(), managed.bytes, managed.placed);
+        let mirror = managed.mirror;
         let devices = self.devices.clone();
         let closed = self.change(
             call,
             move |registrations| {
                 if placed {
-                    return devices.displace(&device, address, bytes);
+                    let freed = mirror.map_or(Ok(()), |mirror| device.mem_free(mirror));
+                    return devices.displace(&device, address, bytes).and(freed);
                 }
                 registrations.remove(address)?;
                 Window::unmap_again(address, bytes);
@@ -394,6 +434,9 @@ impl Serve<ManagedClose> for Session {
             self.addresses.managed.remove(address);
             if placed {
                 self.addresses.device.remove(address);
+            }
+            if let Some(mirror) = mirror {
+                self.addresses.device.remove(mirror);
             }
             self.placements
                 .twins
@@ -464,7 +507,7 @@ impl Serve<ManagedFetch> for Session {
     fn serve(&mut self, call: &Call, message: &ManagedFetch) -> Outcome<()> {
         let (address, bytes) = (message.address.0, message.bytes);
         let concurrent = message.concurrent != 0;
-        let Some((device, home, users)) = self.placements.part(address, bytes) else {
+        let Some(part) = self.placements.part(address, bytes) else {
             return Err(self.addresses.refused());
         };
         if !concurrent {
@@ -482,8 +525,10 @@ impl Serve<ManagedFetch> for Session {
         }
         self.counters.add(Counter::BytesToHost, bytes);
         let stream = Arc::clone(&self.placements.stream);
-        self.order(call, device, move |device| {
-            let copied = copy(device, &stream, home, address, bytes);
+        let (home, mirror, users) = (part.home, part.mirror, part.users);
+        self.order(call, part.device, move |device| {
+            let copied = copy(device, &stream, home, address, bytes)
+                .and_then(|()| remember(device, &stream, mirror, address, bytes));
             let mut twins = twins.lock();
             twins.remove(&address);
             copied?;
@@ -501,16 +546,18 @@ impl Serve<ManagedFetch> for Session {
 impl Serve<ManagedPush> for Session {
     fn serve(&mut self, call: &Call, message: &ManagedPush) -> Outcome<()> {
         let (address, bytes) = (message.address.0, message.bytes);
-        let Some((device, home, users)) = self.placements.part(address, bytes) else {
+        let Some(part) = self.placements.part(address, bytes) else {
             return Err(self.addresses.refused());
         };
         self.counters.add(Counter::BytesToDevice, bytes);
         let stream = Arc::clone(&self.placements.stream);
         let twin = self.placements.twins.lock().remove(&address);
         let twin = twin.filter(|twin| twin.len() as u64 == bytes);
-        self.order(call, device, move |device| {
+        let (home, mirror, users) = (part.home, part.mirror, part.users);
+        self.order(call, part.device, move |device| {
             let pushed = match twin {
-                None => copy(device, &stream, address, home, bytes),
+                None => copy(device, &stream, address, home, bytes)
+                    .and_then(|()| remember(device, &stream, mirror, address, bytes)),
                 Some(twin) => {
                     let stream = on(device, &stream)?;
                     changes(home, &twin)
