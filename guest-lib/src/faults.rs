@@ -21,6 +21,17 @@ const FEATURES: u64 = 1 << 2;
 const MESSAGE: usize = 32;
 const ADDRESS: usize = 16;
 const PAGE_FAULT: u8 = 0x12;
+/// Offset of a fault's flags, and those of an access that writes (`UFFD_PAGEFAULT_FLAG_WRITE`, `…_WP`).
+const FLAGS: usize = 8;
+const WRITES: u8 = 1 | 1 << 1;
+
+/// An access that blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    pub address: u64,
+    /// Whether it is a write.
+    pub writes: bool,
+}
 
 /// Descriptor of the process's absent pages.
 #[derive(Debug)]
@@ -31,6 +42,8 @@ pub struct Faults {
     filled: Mutex<Option<Pages>>,
     /// Whether an access found zeros in a page that nothing fills.
     has_strays: AtomicBool,
+    /// Whether writes can be blocked alone.
+    can_protect: bool,
 }
 
 /// Failure to bring pages back.
@@ -45,7 +58,9 @@ pub enum BringBackError {
 impl Faults {
     /// Fails if this process may not block accesses by system calls.
     pub fn open() -> io::Result<Self> {
-        let descriptor = pages::descriptor(FEATURES)?;
+        let both = pages::descriptor(FEATURES | pages::HOLD_FEATURES);
+        let can_protect = both.is_ok();
+        let descriptor = both.or_else(|_| pages::descriptor(FEATURES))?;
         // A read waits for the next message.
         fcntl_setfl(&descriptor, OFlags::empty())?;
         let messages = File::from(descriptor.try_clone()?);
@@ -54,18 +69,22 @@ impl Faults {
             messages,
             filled: Mutex::new(None),
             has_strays: AtomicBool::new(false),
+            can_protect,
         })
     }
 
-    /// Waits for the next message, and returns the address if it is a fault. Must be called by a thread that does nothing
+    /// Waits for the next message, and returns the access if it is a fault. Must be called by a thread that does nothing
     /// else meanwhile.
-    pub fn next(&self) -> io::Result<Option<u64>> {
+    pub fn next(&self) -> io::Result<Option<Access>> {
         let mut message = [0; MESSAGE];
         match (&self.messages).read(&mut message) {
             Ok(MESSAGE) if message[0] == PAGE_FAULT => {
                 let mut address = [0; 8];
                 address.copy_from_slice(&message[ADDRESS..ADDRESS + 8]);
-                Ok(Some(u64::from_ne_bytes(address)))
+                Ok(Some(Access {
+                    address: u64::from_ne_bytes(address),
+                    writes: message[FLAGS] & WRITES != 0,
+                }))
             }
             // Another kind of message.
             Ok(_) => Ok(None),
@@ -73,14 +92,32 @@ impl Faults {
         }
     }
 
-    /// Makes pages absent. Their contents are lost, if nothing else maps them.
-    ///
-    /// # Safety
-    /// This library has mapped the pages, and serves accesses to them from now on.
-    pub unsafe fn withhold(&self, pages: Pages) -> io::Result<()> {
-        let spare = Spare::missing(&self.descriptor, pages.bytes())?;
-        // SAFETY: the caller's promise.
-        unsafe { spare.take_place_of(pages) }
+    /// Maps memory without pages, which is to make pages absent whose place it takes.
+    pub fn missing(&self, bytes: u64) -> io::Result<Spare> {
+        Spare::missing(&self.descriptor, bytes)
+    }
+
+    /// Maps a part of a file. Writes to it block.
+    pub fn protected(&self, file: &File, offset: u64, bytes: u64) -> io::Result<Spare> {
+        if !self.can_protect {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        Spare::protected(&self.descriptor, file, offset, bytes)
+    }
+
+    /// Returns the descriptor that blocks accesses.
+    pub fn descriptor(&self) -> &OwnedFd {
+        &self.descriptor
+    }
+
+    /// Blocks writes to a part of pages that are aside.
+    pub fn protect(&self, spare: &Spare, offset: u64, bytes: u64) -> io::Result<()> {
+        spare.protect(&self.descriptor, offset, bytes)
+    }
+
+    /// Lets threads write to pages of [`Faults::protected`].
+    pub fn let_write(&self, pages: Pages) -> io::Result<()> {
+        pages::let_write(&self.descriptor, pages)
     }
 
     /// Replaces pages by private memory with the contents of a second mapping of the same memory, at `source`. Accesses of

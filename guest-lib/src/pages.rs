@@ -24,12 +24,15 @@ pub const PAGE: u64 = 4096;
 
 const API: u64 = 0xAA;
 /// `UFFD_FEATURE_PAGEFAULT_FLAG_WP` and `UFFD_FEATURE_WP_HUGETLBFS_SHMEM`.
-const HOLD_FEATURES: u64 = 1 | 1 << 12;
+pub const HOLD_FEATURES: u64 = 1 | 1 << 12;
 /// `UFFD_FEATURE_WP_UNPOPULATED` (Linux 6.4): protects pages that are not present, too.
 const HOLD_ALL_FEATURES: u64 = HOLD_FEATURES | 1 << 13;
 const REGISTER_MODE_MISSING: u64 = 1;
 const REGISTER_MODE_WP: u64 = 1 << 1;
+const REGISTER_MODE_MINOR: u64 = 1 << 2;
 const WRITEPROTECT_MODE_WP: u64 = 1;
+/// Mode of pages to which writes block. No page of them is missing: this mode ends [`REGISTER_MODE_MINOR`].
+const PROTECTED: u64 = REGISTER_MODE_WP | REGISTER_MODE_MISSING;
 const UFFDIO_API: libc::c_ulong = request(3, 0x3F, size_of::<ApiArgument>());
 const UFFDIO_REGISTER: libc::c_ulong = request(3, 0x00, size_of::<RegisterArgument>());
 const UFFDIO_UNREGISTER: libc::c_ulong = request(2, 0x01, size_of::<RangeArgument>());
@@ -133,13 +136,23 @@ fn register(descriptor: &OwnedFd, range: RangeArgument, mode: u64) -> io::Result
     control(descriptor, UFFDIO_REGISTER, &mut argument)
 }
 
+/// Sets whether a descriptor blocks writes to registered pages. Threads that wait to write go on if it does not.
+fn block_writes(descriptor: &OwnedFd, pages: Pages, block: bool) -> io::Result<()> {
+    let mut argument = ProtectArgument {
+        range: pages.range(),
+        mode: if block { WRITEPROTECT_MODE_WP } else { 0 },
+    };
+    control(descriptor, UFFDIO_WRITEPROTECT, &mut argument)
+}
+
+/// Lets threads write to pages of [`Spare::protected`].
+pub fn let_write(descriptor: &OwnedFd, pages: Pages) -> io::Result<()> {
+    block_writes(descriptor, pages, false)
+}
+
 /// Wakes the threads that a descriptor blocks at accesses to the pages, which they then try again.
 pub fn wake(descriptor: &OwnedFd, pages: Pages) -> io::Result<()> {
-    let mut range = RangeArgument {
-        start: pages.start,
-        bytes: pages.bytes(),
-    };
-    control(descriptor, UFFDIO_WAKE, &mut range)
+    control(descriptor, UFFDIO_WAKE, &mut pages.range())
 }
 
 /// Fills absent pages with the contents of readable memory at `source`, lets the threads go on that wait for them, and
@@ -239,6 +252,13 @@ impl Pages {
         let _ = advise(self.pointer(), self.length(), libc::MADV_POPULATE_WRITE);
     }
 
+    fn range(self) -> RangeArgument {
+        RangeArgument {
+            start: self.start,
+            bytes: self.bytes(),
+        }
+    }
+
     fn length(self) -> usize {
         usize::try_from(self.bytes()).unwrap_or(usize::MAX)
     }
@@ -259,10 +279,7 @@ struct Hold {
 impl Hold {
     fn new(pages: Pages, mappings: &[Pages]) -> io::Result<Self> {
         let descriptor = Self::descriptor(pages)?;
-        let range = RangeArgument {
-            start: pages.start,
-            bytes: pages.bytes(),
-        };
+        let range = pages.range();
         register(&descriptor, range, REGISTER_MODE_WP)?;
         let hold = Self {
             descriptor,
@@ -271,14 +288,7 @@ impl Hold {
         };
         // Linux 6.1 protects one mapping a call.
         for mapping in mappings {
-            let mut argument = ProtectArgument {
-                range: RangeArgument {
-                    start: mapping.start,
-                    bytes: mapping.bytes(),
-                },
-                mode: WRITEPROTECT_MODE_WP,
-            };
-            control(&hold.descriptor, UFFDIO_WRITEPROTECT, &mut argument)?;
+            block_writes(&hold.descriptor, *mapping, true)?;
         }
         Ok(hold)
     }
@@ -352,13 +362,81 @@ impl Spare {
 
     /// Has a descriptor block accesses to the memory.
     fn without_pages(self, descriptor: &OwnedFd) -> io::Result<Self> {
-        let spare = self;
-        let range = RangeArgument {
-            start: spare.start(),
-            bytes: spare.length as u64,
-        };
-        register(descriptor, range, REGISTER_MODE_MISSING)?;
+        register(descriptor, self.pages().range(), REGISTER_MODE_MISSING)?;
+        Ok(self)
+    }
+
+    /// Maps a part of a file with all its pages, at whose writes a descriptor blocks, made with [`HOLD_FEATURES`]. Forked
+    /// children do not inherit it.
+    pub fn protected(
+        descriptor: &OwnedFd,
+        file: &File,
+        offset: u64,
+        bytes: u64,
+    ) -> io::Result<Self> {
+        let spare = Self::shared(file, offset, bytes)?;
+        // Before the registration, after which each page is a fault of its own. Without holes in the file no page of it is
+        // ever missing.
+        spare.populate()?;
+        register(descriptor, spare.pages().range(), PROTECTED)?;
+        block_writes(descriptor, spare.pages(), true)?;
         Ok(spare)
+    }
+
+    /// Moves pages of [`Spare::protected`] out of the way in one step, with what the page tables have of them. Accesses to
+    /// their place block from then on.
+    ///
+    /// # Errors
+    /// Some of the pages are another mapping's. Accesses to pages that are not there may block.
+    ///
+    /// # Safety
+    /// The pages belong to this library, which serves accesses to them from now on.
+    pub unsafe fn aside(descriptor: &OwnedFd, pages: Pages) -> io::Result<Self> {
+        let missing = Self::missing(descriptor, pages.bytes())?;
+        let place = Self::free_place(pages.bytes())?;
+        // Until the missing pages are there, this mode blocks accesses.
+        register(
+            descriptor,
+            pages.range(),
+            REGISTER_MODE_WP | REGISTER_MODE_MINOR,
+        )?;
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
+        let (from, length) = (pages.pointer().cast(), pages.length());
+        // SAFETY: the caller's promise.
+        let spare = unsafe {
+            let moved = libc::mremap(from, length, length, flags, place);
+            if moved == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+            let spare = Self {
+                address: moved.cast(),
+                length,
+                fault_in: None,
+            };
+            missing.take_place_of(pages)?;
+            spare
+        };
+        register(descriptor, spare.pages().range(), PROTECTED)?;
+        Ok(spare)
+    }
+
+    /// Returns an address at which memory is free now, and at which page tables can be moved whole.
+    fn free_place(bytes: u64) -> io::Result<*mut libc::c_void> {
+        /// Bytes that one page table maps.
+        const TABLE: usize = 2 << 20;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let room = Self::map(bytes.saturating_add(TABLE as u64), flags, -1, 0)?;
+        Ok(room
+            .address
+            .map_addr(|address| address.next_multiple_of(TABLE))
+            .cast())
+    }
+
+    /// Blocks writes to a part of the pages again, which are [`aside`](Self::aside).
+    pub fn protect(&self, descriptor: &OwnedFd, offset: u64, bytes: u64) -> io::Result<()> {
+        let start = self.start() + offset;
+        let end = start + bytes;
+        block_writes(descriptor, Pages { start, end }, true)
     }
 
     /// Maps anonymous private memory.
@@ -385,7 +463,6 @@ impl Spare {
         self.address.addr() as u64
     }
 
-    #[cfg(test)]
     pub fn pages(&self) -> Pages {
         Pages {
             start: self.start(),
@@ -398,6 +475,10 @@ impl Spare {
         if self.length >= bulk::LARGE {
             bulk::start(self.length);
         }
+        self.populate()
+    }
+
+    fn populate(&self) -> io::Result<()> {
         self.fault_in.map_or(Ok(()), |advice| self.advise(advice))
     }
 
@@ -614,6 +695,8 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+    use rustix::fs::{MemfdFlags, memfd_create};
+
     use super::*;
     use crate::faults::Faults;
 
@@ -637,9 +720,7 @@ mod tests {
     }
 
     fn file(bytes: u64) -> File {
-        // SAFETY: the name is a string; the descriptor has no other owner.
-        let file =
-            unsafe { File::from_raw_fd(libc::memfd_create(c"t".as_ptr(), libc::MFD_CLOEXEC)) };
+        let file = File::from(memfd_create(c"t", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(bytes).unwrap();
         file
     }
@@ -650,10 +731,15 @@ mod tests {
     }
 
     fn mapped(bytes: u64) -> Pages {
-        let spare = Spare::private(bytes).unwrap();
-        let start = spare.address.expose_provenance() as u64;
+        kept(Spare::private(bytes).unwrap())
+    }
+
+    /// Leaves memory mapped for good.
+    fn kept(spare: Spare) -> Pages {
+        let pages = spare.pages();
+        spare.address.expose_provenance();
         std::mem::forget(spare);
-        Pages::around(start, bytes).unwrap()
+        pages
     }
 
     /// Returns all words of pages.
@@ -791,20 +877,73 @@ mod tests {
         let faults: &Faults = Box::leak(Box::new(Faults::open().unwrap()));
         std::thread::spawn(move || {
             while let Ok(event) = faults.next() {
-                if let Some(address) = event {
-                    faults.end_stray(address);
+                if let Some(access) = event {
+                    faults.end_stray(access.address);
                 }
             }
         });
-        let pages = pages();
         // As after a move of pages that are about to be filled, which stay absent at their new place.
-        // SAFETY: the test's own pages, whose accesses the thread serves.
-        unsafe { faults.withhold(pages) }.unwrap();
+        let pages = kept(faults.missing(COUNT as u64 * PAGE).unwrap());
         for word in words(pages) {
             assert_eq!(word.fetch_add(1, Ordering::Relaxed), 0);
         }
         assert!(faults.take_strays());
         assert!(!faults.take_strays());
+    }
+
+    /// Shows two parts of a file side by side, takes both away at once and puts them back, while threads write to them. The
+    /// serving thread lets them write only while the pages are there.
+    #[test]
+    fn writes_to_protected_pages_are_noticed_wherever_these_have_been() {
+        if !holds_writers() {
+            return;
+        }
+        let faults: &Faults = Box::leak(Box::new(Faults::open().unwrap()));
+        let (pages, half) = (pages(), COUNT as u64 / 2 * PAGE);
+        let file = file(pages.bytes());
+        let (noticed, events) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            while let Ok(event) = faults.next() {
+                if let Some(access) = event {
+                    noticed.send((access.address, access.writes)).unwrap();
+                    if access.writes {
+                        faults.let_write(pages).unwrap();
+                    }
+                }
+            }
+        });
+        let store = |page: usize, value| words(pages)[page].store(value, Ordering::Relaxed);
+        let load = |page: usize| words(pages)[page].load(Ordering::Relaxed);
+        // SAFETY: the test's own pages, whose accesses the thread serves.
+        unsafe {
+            for start in [pages.start, pages.start + half] {
+                let end = start + half;
+                let shown = faults.protected(&file, start - pages.start, half).unwrap();
+                shown.take_place_of(Pages { start, end }).unwrap();
+            }
+            for turn in 1..5 {
+                for page in 0..COUNT {
+                    assert_eq!(load(page), turn - 1);
+                }
+                assert!(events.try_recv().is_err(), "no read is noticed");
+                for page in 0..COUNT {
+                    store(page, turn);
+                }
+                assert_eq!(
+                    events.try_recv(),
+                    Ok((pages.start, true)),
+                    "the first write"
+                );
+                assert!(events.try_recv().is_err(), "no other");
+                let aside = Spare::aside(faults.descriptor(), pages).unwrap();
+                let reader = std::thread::spawn(move || words(pages)[0].load(Ordering::Relaxed));
+                assert_eq!(events.recv(), Ok((pages.start, false)), "it is absent");
+                faults.protect(&aside, 0, pages.bytes()).unwrap();
+                aside.take_place_of(pages).unwrap();
+                faults.wake(pages).unwrap();
+                assert_eq!(reader.join().unwrap(), turn);
+            }
+        }
     }
 
     #[test]

@@ -10,6 +10,10 @@ use std::time::Duration;
 
 use cuda as _;
 use support::{Backend, in_process, is_skipped};
+use wormhole_api::constants::device_ordinal::CPU;
+use wormhole_api::constants::memory_advice::{
+    SET_PREFERRED_LOCATION, SET_READ_MOSTLY, UNSET_READ_MOSTLY,
+};
 use wormhole_ring::layout::MANAGED;
 
 unsafe extern "C" {
@@ -17,6 +21,7 @@ unsafe extern "C" {
     fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, device: i32) -> u32;
     fn cuCtxSetCurrent(context: *mut c_void) -> u32;
     fn cuCtxSynchronize() -> u32;
+    fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> u32;
     fn cuMemAllocManaged(address: *mut u64, bytes: usize, flags: u32) -> u32;
     fn cuMemAdvise(address: u64, bytes: usize, advice: u32, device: i32) -> u32;
     fn cuMemPrefetchAsync(address: u64, bytes: usize, device: i32, stream: *mut c_void) -> u32;
@@ -51,6 +56,36 @@ fn ready() -> Option<Ready> {
     Some(Ready { backend, managed })
 }
 
+fn allocate(bytes: usize) -> u64 {
+    let mut address = 0;
+    // SAFETY: the place is writable.
+    assert_eq!(unsafe { cuMemAllocManaged(&raw mut address, bytes, 1) }, 0);
+    address
+}
+
+fn start_fill(address: u64, byte: u8, count: usize) {
+    // SAFETY: the library checks the address.
+    let result = unsafe { cuMemsetD8Async(address, byte, count, null_mut()) };
+    assert_eq!(result, 0);
+}
+
+fn synchronize() -> u32 {
+    // SAFETY: a plain call.
+    unsafe { cuCtxSynchronize() }
+}
+
+fn prefetch(address: u64) {
+    // SAFETY: the library checks the address.
+    let result = unsafe { cuMemPrefetchAsync(address, BYTES, 0, null_mut()) };
+    assert_eq!(result, 0);
+}
+
+fn advise(address: u64, bytes: usize, advice: u32, device: i32) {
+    // SAFETY: the library checks the address.
+    let result = unsafe { cuMemAdvise(address, bytes, advice, device) };
+    assert_eq!(result, 0);
+}
+
 impl Ready {
     fn place(&self, offset: usize) -> *mut u8 {
         let address = usize::try_from(self.managed).expect("64 bits") + offset;
@@ -69,12 +104,12 @@ impl Ready {
 
     /// Has the device fill a byte, and waits.
     fn fill(&self, offset: usize, byte: u8) {
-        let address = self.managed + offset as u64;
-        // SAFETY: the library checks the address.
-        unsafe {
-            assert_eq!(cuMemsetD8Async(address, byte, 1, null_mut()), 0);
-            assert_eq!(cuCtxSynchronize(), 0);
-        }
+        self.fill_bytes(offset, byte, 1);
+    }
+
+    fn fill_bytes(&self, offset: usize, byte: u8, count: usize) {
+        start_fill(self.managed + offset as u64, byte, count);
+        assert_eq!(synchronize(), 0);
     }
 
     /// Returns the messages since the last call, without fences.
@@ -82,6 +117,11 @@ impl Ready {
         let mut log = self.backend.shared.take();
         log.retain(|message| message != "FenceWrite");
         log
+    }
+
+    /// Gives advice for the first bytes.
+    fn advise(&self, bytes: usize, advice: u32) {
+        advise(self.managed, bytes, advice, 0);
     }
 
     /// Brings the memory to the device.
@@ -113,9 +153,7 @@ fn it_comes_to_the_device_after_work_and_back_in_parts_at_accesses() {
         assert_eq!(unsafe { cuMemFree_v2(ready.managed) }, 0);
         let log = ready.log();
         assert!(log.contains(&"ManagedClose?".to_owned()), "{log:?}");
-        let mut again = 0;
-        // SAFETY: the place is writable.
-        assert_eq!(unsafe { cuMemAllocManaged(&raw mut again, BYTES, 1) }, 0);
+        let again = allocate(BYTES);
         assert_eq!(again, ready.managed, "its address is used again");
         assert_eq!(ready.read(5), 7, "and its home");
     });
@@ -162,10 +200,12 @@ fn an_access_does_not_wait_for_work_that_may_wait_for_it() {
     });
 }
 
-#[test]
-fn system_calls_reach_it() {
+fn system_calls_reach(is_mostly_read: bool) {
     in_process(|| {
         let Some(ready) = ready() else { return };
+        if is_mostly_read {
+            ready.advise(BYTES, SET_READ_MOSTLY);
+        }
         ready.place_on_device();
         ready.fill(PART, 8);
         let (mut byte, (from, to)) = ([0_u8], std::io::pipe().expect("a pipe"));
@@ -180,7 +220,24 @@ fn system_calls_reach_it() {
             assert_eq!(libc::read(from.as_raw_fd(), place, 1), 1);
         }
         assert_eq!(ready.read(PART), 8);
+        ready.fill(PART + 1, 9);
+        let found = [0, 1].map(|offset| ready.read(PART + offset));
+        assert_eq!(
+            found,
+            [8, 9],
+            "what the system wrote has come to the device"
+        );
     });
+}
+
+#[test]
+fn system_calls_reach_it() {
+    system_calls_reach(false);
+}
+
+#[test]
+fn system_calls_write_to_memory_that_is_mostly_read() {
+    system_calls_reach(true);
 }
 
 #[test]
@@ -192,8 +249,7 @@ fn a_program_goes_on_when_the_backend_is_gone() {
         ready.backend.disappear();
         ready.write(PART + 1, 4);
         assert_eq!([0, 1].map(|offset| ready.read(PART + offset)), [3, 4]);
-        // SAFETY: a plain call.
-        assert_ne!(unsafe { cuCtxSynchronize() }, 0);
+        assert_ne!(synchronize(), 0);
     });
 }
 
@@ -202,19 +258,235 @@ fn a_prefetch_brings_it_to_the_device_and_advice_keeps_it_at_home() {
     in_process(|| {
         let Some(ready) = ready() else { return };
         ready.write(PART, 3);
-        // SAFETY: the library checks the address.
-        unsafe {
-            assert_eq!(cuMemPrefetchAsync(ready.managed, BYTES, 0, null_mut()), 0);
-            assert_eq!(ready.log(), ["ManagedPlace?"]);
-            assert_eq!(ready.read(PART), 3);
-            let mut other = 0;
-            assert_eq!(cuMemAllocManaged(&raw mut other, BYTES, 1), 0);
-            // Preferred location: the host.
-            assert_eq!(cuMemAdvise(other, BYTES, 3, -1), 0);
-            assert_eq!(cuMemPrefetchAsync(other, BYTES, 0, null_mut()), 0);
-        }
+        prefetch(ready.managed);
+        assert_eq!(ready.log(), ["ManagedPlace?"]);
+        assert_eq!(ready.read(PART), 3);
+        let other = allocate(BYTES);
+        advise(other, BYTES, SET_PREFERRED_LOCATION, CPU);
+        prefetch(other);
         let log = ready.log();
         assert!(!log.contains(&"ManagedPlace?".to_owned()), "{log:?}");
+    });
+}
+
+/// Starts a process with memory on the device that is mostly read, and reads all parts.
+fn mostly_read() -> Option<Ready> {
+    let ready = ready()?;
+    ready.advise(BYTES, SET_READ_MOSTLY);
+    ready.place_on_device();
+    for part in 0..3 {
+        assert_eq!(ready.read(part * PART), u8::from(part == 0));
+    }
+    let log = ready.log();
+    assert_eq!(log[0], "ManagedMirror?");
+    assert!(log[1..].iter().all(|message| message == "ManagedFetch?"));
+    Some(ready)
+}
+
+#[test]
+fn what_is_mostly_read_stays_on_both_sides() {
+    in_process(|| {
+        let Some(ready) = mostly_read() else { return };
+        for turn in 0..5 {
+            let other = 5 + turn;
+            // Work that changes nothing here.
+            ready.fill(2 * PART, 0);
+            assert_eq!(ready.log(), ["MemSet"], "nothing goes to the device");
+            let found = [0, PART, 2 * PART, other].map(|offset| ready.read(offset));
+            assert_eq!(found, [1, 0, 0, 0]);
+            assert_eq!(ready.log(), ["ManagedRefresh?"], "once for all parts");
+        }
+    });
+}
+
+#[test]
+fn what_the_device_changes_in_memory_that_is_mostly_read_is_what_the_program_reads() {
+    in_process(|| {
+        let Some(ready) = mostly_read() else { return };
+        for byte in 2..9 {
+            let place = usize::from(byte) % 3 * PART + usize::from(byte);
+            ready.fill(place, byte);
+            assert_eq!(ready.read(place), byte);
+            assert_eq!(ready.log(), ["MemSet", "ManagedRefresh?"]);
+        }
+    });
+}
+
+#[test]
+fn what_is_mostly_read_is_taken_away_before_work_although_other_memory_comes_to_the_device() {
+    in_process(|| {
+        let Some(ready) = mostly_read() else { return };
+        start_fill(allocate(BYTES), 1, 1);
+        assert_eq!(ready.read(PART), 0);
+        assert_eq!(synchronize(), 0);
+        assert!(ready.log().contains(&"ManagedPlace?".to_owned()));
+        ready.fill(PART, 2);
+        assert_eq!(ready.read(PART), 2);
+    });
+}
+
+#[test]
+fn what_the_program_writes_to_memory_that_is_mostly_read_is_what_the_device_finds() {
+    in_process(|| {
+        let Some(ready) = mostly_read() else { return };
+        for byte in 2..9 {
+            let (part, at) = (usize::from(byte) % 3 * PART, usize::from(byte));
+            // While it is shown, while it is used, and while it is away.
+            for offset in [part + at, part + 100 + at] {
+                ready.write(offset, byte);
+                assert_eq!(ready.read(offset), byte);
+            }
+            ready.log();
+            ready.fill(part, byte);
+            assert_eq!(ready.log(), ["ManagedPush?", "MemSet"], "one part");
+            ready.write(part + 200 + at, byte);
+            assert_eq!(ready.log(), ["ManagedRefresh?"]);
+            ready.fill(part + 300, byte);
+            assert_eq!(ready.log(), ["ManagedPush?", "MemSet"], "again");
+            let found = [
+                part,
+                part + at,
+                part + 100 + at,
+                part + 200 + at,
+                part + 300,
+            ];
+            assert_eq!(found.map(|offset| ready.read(offset)), [byte; 5]);
+            ready.log();
+        }
+    });
+}
+
+#[test]
+fn an_access_to_memory_that_is_mostly_read_does_not_wait_for_work_that_may_wait_for_it() {
+    in_process(|| {
+        let Some(ready) = mostly_read() else { return };
+        ready.fill(PART, 0);
+        ready.backend.shared.is_busy.store(true, Ordering::Release);
+        ready.write(PART, 3);
+        let mut pushed = Vec::new();
+        while !pushed.contains(&"ManagedPush?".to_owned()) {
+            pushed.extend(ready.log());
+            std::thread::yield_now();
+        }
+        ready.fill(PART + 1, 2);
+        while ready.read(PART + 1) != 2 {
+            std::thread::yield_now();
+        }
+        ready.log();
+        ready.backend.shared.is_busy.store(false, Ordering::Release);
+        ready.fill(PART + 2, 4);
+        let found = [0, 1, 2, PART].map(|offset| ready.read(PART + offset));
+        assert_eq!(found, [3, 2, 4, 0]);
+        // The last moment at which both sides of the part were equal is not known.
+        let log = ready.log();
+        assert!(log.contains(&"ManagedFetch?".to_owned()), "{log:?}");
+    });
+}
+
+#[test]
+fn memory_that_is_not_mostly_read_any_more_has_no_mirror() {
+    in_process(|| {
+        let Some(ready) = mostly_read() else { return };
+        ready.advise(BYTES, UNSET_READ_MOSTLY);
+        assert_eq!(ready.log(), ["ManagedMirror?"]);
+        ready.write(PART, 3);
+        ready.fill(PART + 1, 4);
+        let log = ready.log();
+        assert_eq!(log, ["ManagedPush?", "MemSet"], "no write was noticed");
+        assert_eq!([0, 1].map(|offset| ready.read(PART + offset)), [3, 4]);
+        assert_eq!(ready.log(), ["ManagedFetch?"]);
+        // Advised again, it has another, which knows nothing.
+        ready.fill(PART, 5);
+        ready.advise(BYTES, SET_READ_MOSTLY);
+        assert_eq!(ready.read(PART), 5);
+        let log = ready.log();
+        assert_eq!(
+            log,
+            ["ManagedPush?", "MemSet", "ManagedMirror?", "ManagedFetch?"]
+        );
+    });
+}
+
+#[test]
+fn memory_of_which_work_changes_much_is_fetched_as_it_is_accessed() {
+    /// More parts than a refresh copies.
+    const PARTS: usize = 18;
+    in_process(|| {
+        let Some(mut ready) = ready() else { return };
+        let bytes = PARTS * PART;
+        ready.managed = allocate(bytes);
+        ready.advise(bytes, SET_READ_MOSTLY);
+        let all = |byte| (0..PARTS).all(|part| ready.read(part * PART + 5) == byte);
+        ready.fill_bytes(0, 1, bytes);
+        assert!(all(1));
+        ready.log();
+        for byte in 2..5 {
+            ready.fill_bytes(0, byte, bytes);
+            assert!(all(byte));
+            let log = ready.log();
+            let has = |name: &str| log.contains(&name.to_owned());
+            assert!(has("ManagedFetch?"), "{log:?}");
+            assert_eq!(has("ManagedRefresh?"), byte < 4, "{log:?}");
+            assert_eq!(has("ManagedMirror?"), byte == 3, "{log:?}");
+            assert_eq!(has("ManagedPush?"), byte == 4, "{log:?}");
+        }
+    });
+}
+
+#[test]
+fn memory_for_whose_mirror_the_device_has_no_room_changes_sides_as_any_other() {
+    in_process(|| {
+        let Some(ready) = ready() else { return };
+        ready.advise(BYTES, SET_READ_MOSTLY);
+        ready.place_on_device();
+        ready
+            .backend
+            .shared
+            .lacks_memory
+            .store(true, Ordering::Release);
+        for byte in 1..4 {
+            ready.fill(PART, byte);
+            assert_eq!(ready.read(PART), byte);
+        }
+        let mut log = ready.log();
+        log.retain(|message| message == "ManagedMirror?");
+        assert_eq!(log.len(), 1, "asked once");
+    });
+}
+
+#[test]
+fn an_allocation_that_finds_no_memory_gets_that_of_mirrors() {
+    in_process(|| {
+        let Some(ready) = mostly_read() else { return };
+        ready.write(PART, 3);
+        ready
+            .backend
+            .shared
+            .lacks_memory
+            .store(true, Ordering::Release);
+        let mut address = 0;
+        // SAFETY: the place is writable.
+        let result = unsafe { cuMemAlloc_v2(&raw mut address, 64 << 20) };
+        assert_eq!(result, 2, "the device has none in spite of that");
+        assert_eq!(ready.log(), ["MemAlloc?", "ManagedMirror?", "MemAlloc?"]);
+        // Parts that were shown are like any others.
+        ready.write(0, 4);
+        ready.fill(1, 5);
+        let found = [0, 1, PART].map(|offset| ready.read(offset));
+        assert_eq!(found, [4, 5, 3]);
+        let log = ready.log();
+        assert!(!log.contains(&"ManagedRefresh?".to_owned()), "{log:?}");
+    });
+}
+
+#[test]
+fn advice_for_a_part_of_an_allocation_makes_no_mirror() {
+    in_process(|| {
+        let Some(ready) = ready() else { return };
+        ready.advise(PART, SET_READ_MOSTLY);
+        ready.place_on_device();
+        assert_eq!(ready.read(0), 1);
+        assert_eq!(ready.log(), ["ManagedFetch?"]);
     });
 }
 
@@ -222,10 +494,7 @@ fn a_prefetch_brings_it_to_the_device_and_advice_keeps_it_at_home() {
 fn a_small_allocation_stays_in_the_arena() {
     in_process(|| {
         let Some(ready) = ready() else { return };
-        let mut small = 0;
-        // SAFETY: the place is writable.
-        assert_eq!(unsafe { cuMemAllocManaged(&raw mut small, 4096, 1) }, 0);
-        assert!(small < MANAGED.0);
+        assert!(allocate(4096) < MANAGED.0);
         assert_eq!(ready.log(), [""; 0]);
     });
 }
@@ -265,9 +534,7 @@ fn a_signal_handler_reaches_it_while_its_thread_moves_it() {
         });
         while READS.load(Ordering::Relaxed) < 200 {
             // All records of a prefetch are written while signals are blocked.
-            // SAFETY: the library checks the address.
-            let result = unsafe { cuMemPrefetchAsync(ready.managed, BYTES, 0, null_mut()) };
-            assert_eq!(result, 0);
+            prefetch(ready.managed);
         }
         let log = ready.backend.shared.take();
         assert!(

@@ -73,8 +73,10 @@ fn advise(
     context::scope()?;
     let range = Range::of(address, bytes as u64)?;
     match advice {
-        SET_READ_MOSTLY => range.change(|of| of.read_mostly = true),
-        UNSET_READ_MOSTLY => range.change(|of| of.read_mostly = false),
+        SET_READ_MOSTLY | UNSET_READ_MOSTLY => {
+            range.change(|of| of.read_mostly = advice == SET_READ_MOSTLY);
+            residence::advise_read_mostly(range.base(), range.whole().is_read_mostly());
+        }
         SET_PREFERRED_LOCATION => {
             let preferred = place()?;
             if !matches!(preferred, Location::Device(_)) {

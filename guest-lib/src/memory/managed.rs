@@ -141,6 +141,15 @@ impl Range {
         self.base
     }
 
+    /// Returns the whole allocation.
+    pub fn whole(self) -> Self {
+        Self {
+            start: 0,
+            end: self.bytes.next_multiple_of(PAGE),
+            ..self
+        }
+    }
+
     /// Changes the advice for each page.
     pub fn change(self, change: impl Fn(&mut Advice)) {
         advice()

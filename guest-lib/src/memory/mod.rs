@@ -103,7 +103,8 @@ pub fn with_unused<T>(scope: Scope, request: impl Fn() -> Result<T>) -> Result<T
         Err(CuError::OUT_OF_MEMORY)
             if slabs::free_empty(scope)?
                 | kept::free_all(scope)?
-                | pool_reuse::release_all(scope.session.session())? =>
+                | pool_reuse::release_all(scope.session.session())?
+                | residence::free_mirrors() =>
         {
             request()
         }

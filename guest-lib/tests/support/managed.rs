@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-use wormhole_api::{CuResult, Request};
+use wormhole_api::{CuResult, ManagedRefresh, Request};
 use wormhole_ring::layout::WINDOW_BASE;
 
 use super::Shared;
+
+/// Bytes of a part.
+const PART: usize = 2 << 20;
 
 /// Memory that changes sides, by address.
 pub struct Managed {
@@ -18,8 +21,9 @@ pub struct Managed {
 struct One {
     home: u64,
     bytes: u64,
-    /// Contents of the device's memory.
+    /// Contents of the device's memory, and of its mirror.
     placed: Option<Vec<u8>>,
+    mirror: Option<Vec<u8>>,
 }
 
 impl Managed {
@@ -46,6 +50,7 @@ impl Managed {
                     home: message.home.0,
                     bytes: message.bytes,
                     placed: None,
+                    mirror: None,
                 };
                 assert!(self.all.insert(message.address.0, one).is_none());
             }
@@ -66,6 +71,19 @@ impl Managed {
             Request::ManagedFetch(message) if busy && message.concurrent == 0 => {
                 return Some(CuResult::NOT_READY);
             }
+            Request::ManagedMirror(message) if message.wanted == 0 => {
+                let one = self.all.get_mut(&message.address.0).expect("opened");
+                assert!(one.mirror.take().is_some());
+            }
+            Request::ManagedMirror(_) if shared.lacks_memory.load(Ordering::Acquire) => {
+                return Some(CuResult::OUT_OF_MEMORY);
+            }
+            Request::ManagedMirror(message) => {
+                let one = self.all.get_mut(&message.address.0).expect("opened");
+                let bytes = one.placed.as_ref().expect("placed").len();
+                assert!(one.mirror.replace(vec![0xEE; bytes]).is_none());
+            }
+            Request::ManagedRefresh(_) if busy => return Some(CuResult::NOT_READY),
             Request::ManagedFetch(message) => self.copy(message.address.0, message.bytes, true),
             Request::ManagedPush(message) => self.copy(message.address.0, message.bytes, false),
             Request::MemSet(message) => {
@@ -88,6 +106,26 @@ impl Managed {
         Some(CuResult::SUCCESS)
     }
 
+    /// Executes a refresh, and returns whether the home is current.
+    pub fn refresh(&mut self, message: &ManagedRefresh) -> bool {
+        let (address, bytes) = (message.address.0, message.bytes);
+        let (start, one) = self.all.range(..=address).next_back().expect("opened");
+        let offset = usize::try_from(address - start).expect("small");
+        let range = offset..offset + usize::try_from(bytes).expect("small");
+        let placed = &one.placed.as_ref().expect("placed")[range.clone()];
+        let mirror = &one.mirror.as_ref().expect("a mirror")[range];
+        let parts = placed.chunks(PART).zip(mirror.chunks(PART));
+        let differs: Vec<bool> = parts.map(|(placed, mirror)| placed != mirror).collect();
+        let changed = differs.iter().filter(|differs| **differs).count() * PART;
+        if changed as u64 > message.most {
+            return false;
+        }
+        for (index, _) in differs.iter().enumerate().filter(|(_, differs)| **differs) {
+            self.copy(address + (index * PART) as u64, PART as u64, true);
+        }
+        true
+    }
+
     fn copy(&mut self, address: u64, bytes: u64, to_home: bool) {
         let base = self.base;
         let (start, one) = self.all.range_mut(..=address).next_back().expect("opened");
@@ -103,6 +141,9 @@ impl Managed {
             } else {
                 data.as_mut_ptr().copy_from(home, bytes);
             }
+        }
+        if let Some(mirror) = &mut one.mirror {
+            mirror[offset..offset + bytes].copy_from_slice(data);
         }
     }
 }

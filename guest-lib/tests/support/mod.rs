@@ -19,9 +19,10 @@ use wormhole_api::constants::kernel_flags::PRINTS;
 use wormhole_api::{
     AddressReserveReply, Attribute, ContextGetLimitReply, CuResult, DeviceDescribeReply, Encode,
     EventElapsedReply, Items, LibraryGetKernelReply, LibraryLoadReply, LinkInput, LinkReply,
-    MemAllocReply, MemGetInfoReply, MemGranularityReply, ModuleGetFunctionReply,
-    ModuleGetGlobalReply, ModuleLoadReply, PROTOCOL_HASH, Parameter, PoolAllocReply, Request,
-    ShareAddressReply, SlabAllocReply, SynchronizeReply, TakeOutputReply, decode,
+    ManagedRefreshReply, MemAllocReply, MemGetInfoReply, MemGranularityReply,
+    ModuleGetFunctionReply, ModuleGetGlobalReply, ModuleLoadReply, PROTOCOL_HASH, Parameter,
+    PoolAllocReply, Request, ShareAddressReply, SlabAllocReply, SynchronizeReply, TakeOutputReply,
+    decode,
 };
 use wormhole_lock::Mutex;
 use wormhole_ring::bootstrap::Bootstrap;
@@ -62,7 +63,7 @@ pub struct Shared {
     /// Error of launches that fail asynchronously, or 0. The context is dead before the next request is executed or
     /// fence written; those themselves succeed.
     pub fails_launches: AtomicU32,
-    /// If true, the device has no memory for another executable graph.
+    /// If true, the device has no memory for another allocation, mirror or executable graph.
     pub lacks_memory: AtomicBool,
     /// If true, the device says that it has work.
     pub is_busy: AtomicBool,
@@ -433,6 +434,10 @@ impl Executor {
             return;
         }
         match request {
+            Request::ManagedRefresh(message) => {
+                let current = self.managed.refresh(message).into();
+                self.answer(head, &ManagedRefreshReply { current });
+            }
             Request::DeviceDescribe(_) => {
                 let attributes = [
                     (1, 1024),
@@ -462,7 +467,7 @@ impl Executor {
                     },
                 );
             }
-            Request::GraphInstantiate(_)
+            Request::GraphInstantiate(_) | Request::MemAlloc(_)
                 if head.slot.is_some() && self.shared.lacks_memory.load(Ordering::Acquire) =>
             {
                 let (slot, code) = (head.slot.expect("as above"), CuResult::OUT_OF_MEMORY.0);

@@ -48,7 +48,7 @@ fn read() {
     loop {
         match faults.next() {
             // The thread that has made a page absent fills it, if the program has not moved the page.
-            Ok(Some(address)) => faults.end_stray(address),
+            Ok(Some(access)) => faults.end_stray(access.address),
             Ok(None) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {

@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 
 use wormhole_api::{DevicePtr, ManagedFetch, ManagedIdle, ManagedPlace, ManagedPush};
 
+use super::mirror::Mirror;
 use super::{FAULTS, PART, PATIENCE, SETTLING};
 use crate::error::{CuError, Result};
 use crate::log;
-use crate::pages::Pages;
+use crate::pages::{Pages, Spare};
 use crate::session::{OnDevice, gate};
 
 /// Greatest number of parts that one access fetches.
@@ -26,7 +27,27 @@ pub(super) enum Place {
     /// The home, for good.
     Shared,
     /// Memory of the device, except the parts that the program uses, which are in the home.
-    Device { used: Vec<bool> },
+    Device { parts: Vec<Part> },
+}
+
+/// Side of a part of an allocation that is on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// The device. The program's pages are absent.
+    Absent,
+    /// The home, which the program uses.
+    Used,
+    /// Both sides, which are equal. The program reads the home, and its next write is noticed.
+    Shown,
+    /// The device. The program's pages are absent, and the home equals the part's mirror.
+    Copied,
+}
+
+impl Part {
+    /// Returns whether the program reaches the home.
+    pub fn is_mapped(self) -> bool {
+        matches!(self, Self::Used | Self::Shown)
+    }
 }
 
 #[derive(Debug)]
@@ -41,10 +62,11 @@ pub(super) struct Managed {
     pub is_proven: bool,
     /// Part behind the last one fetched, and how many were fetched.
     pub next: (usize, usize),
+    pub mirror: Mirror,
 }
 
 /// Calls `ready`, once the ring contains all work, until it succeeds, fails or the patience is over.
-fn wait_until(patience: Duration, mut ready: impl FnMut() -> Result) -> Result {
+pub(super) fn wait_until(patience: Duration, mut ready: impl FnMut() -> Result) -> Result {
     let deadline = Instant::now() + patience;
     let mut pause = Duration::from_micros(5);
     loop {
@@ -79,7 +101,7 @@ impl Managed {
         usize::try_from(self.bytes / PART).unwrap_or(0)
     }
 
-    fn pages(&self, part: usize, count: usize) -> Pages {
+    pub fn pages(&self, part: usize, count: usize) -> Pages {
         let start = self.base + part as u64 * PART;
         Pages {
             start,
@@ -100,13 +122,48 @@ impl Managed {
                 self.place_on_device();
             }
             Place::Watched => self.place_on_device(),
-            Place::Device { used } => {
-                let runs: Vec<_> = runs(used);
-                for (part, count) in runs {
-                    self.push(part, count);
-                }
+            Place::Device { .. } => self.give_parts(),
+        }
+    }
+
+    /// Takes all parts from the program, and copies those to the device that it may have written.
+    fn give_parts(&mut self) {
+        for (part, count) in self.runs(Part::is_mapped) {
+            if !self.set_aside(part, count) {
+                self.take_away(part, count);
             }
         }
+        let side = if self.is_mirrored() {
+            Part::Copied
+        } else {
+            Part::Absent
+        };
+        let used = self.runs(|part| part == Part::Used);
+        for (part, count) in self.runs(|part| part == Part::Shown) {
+            self.set(part, count, Part::Copied);
+        }
+        for (part, count) in used {
+            self.send(part, count, side);
+        }
+    }
+
+    /// Returns the parts of an allocation on the device; none of any other.
+    pub fn sides(&self) -> &[Part] {
+        match &self.place {
+            Place::Device { parts } => parts,
+            Place::Home | Place::Watched | Place::Shared => &[],
+        }
+    }
+
+    pub fn set(&mut self, part: usize, count: usize, side: Part) {
+        if let Place::Device { parts } = &mut self.place {
+            parts[part..part + count].fill(side);
+        }
+    }
+
+    /// Returns the runs of parts on such a side: first part and number.
+    pub fn runs(&self, is: impl Fn(Part) -> bool) -> Vec<(usize, usize)> {
+        runs(self.sides(), is)
     }
 
     /// Puts a watched allocation on the device, if that is known to be right and the device is idle.
@@ -122,8 +179,8 @@ impl Managed {
         let session = self.session;
         match wait_until(SETTLING, || session.request_after_end(&message, |()| ())) {
             Ok(()) => {
-                let used = vec![false; self.parts()];
-                self.place = Place::Device { used };
+                let parts = vec![Part::Absent; self.parts()];
+                self.place = Place::Device { parts };
             }
             Err(CuError::NOT_READY) => {}
             Err(error) => {
@@ -138,8 +195,8 @@ impl Managed {
         let Some(faults) = FAULTS.as_ref() else {
             return false;
         };
-        // SAFETY: this library has mapped the home there, and the service maps what the program accesses from now on.
-        let withheld = unsafe { faults.withhold(self.pages(part, count)) };
+        let missing = faults.missing(self.pages(part, count).bytes());
+        let withheld = missing.and_then(|missing| self.put(part, missing));
         withheld
             .inspect_err(|error| {
                 log::error_once!("managed memory cannot be taken away from the program: {error}");
@@ -147,17 +204,34 @@ impl Managed {
             .is_ok()
     }
 
-    /// Takes parts from the program, and copies them to the device.
-    pub fn push(&mut self, part: usize, count: usize) {
+    /// Puts memory in the place of the program's pages.
+    pub fn put(&self, part: usize, spare: Spare) -> std::io::Result<()> {
+        let start = self.base + part as u64 * PART;
+        let end = start + spare.pages().bytes();
+        // SAFETY: this library has mapped the home there, or pages whose accesses the service serves. Callers put missing
+        // pages there, whose accesses the service serves from now on, or the home.
+        unsafe { spare.take_place_of(Pages { start, end }) }
+    }
+
+    /// Takes parts from the program, or ends the process.
+    fn take_away(&self, part: usize, count: usize) {
         if !self.withhold(part, count) {
             log::error!(
                 "managed memory is in use by program and device at once: this process ends"
             );
             std::process::abort();
         }
-        if let Place::Device { used } = &mut self.place {
-            used[part..part + count].fill(false);
-        }
+    }
+
+    /// Takes a part from the program that both sides use, and copies it to the device.
+    pub fn push(&mut self, part: usize) {
+        self.take_away(part, 1);
+        self.send(part, 1, Part::Absent);
+    }
+
+    /// Copies parts that were taken from the program to the device, on whose `side` they are then.
+    fn send(&mut self, part: usize, count: usize, side: Part) {
+        self.set(part, count, side);
         let pages = self.pages(part, count);
         let message = ManagedPush {
             address: DevicePtr(pages.start),
@@ -191,11 +265,12 @@ impl Managed {
     /// Maps the whole allocation for the program.
     pub fn come_home(&mut self, place: Place) {
         self.place = place;
+        self.forget_asides();
         self.show(0, self.parts());
     }
 
     /// Maps parts for the program, and wakes the threads that wait for them.
-    fn show(&self, part: usize, count: usize) {
+    pub fn show(&self, part: usize, count: usize) {
         let pages = self.pages(part, count);
         let home = self.home + part as u64 * PART;
         let shown = self.session.map_again(pages.start, home, pages.bytes());
@@ -208,25 +283,41 @@ impl Managed {
 
     /// Returns true if the program uses as many parts as it may.
     pub fn is_full(&self) -> bool {
-        match &self.place {
-            Place::Device { used } => used.iter().filter(|used| **used).count() > MOST_USED,
-            Place::Home | Place::Watched | Place::Shared => false,
+        let runs = self.runs(Part::is_mapped).into_iter();
+        // Mirrored parts come to the program many at once, in one mapping.
+        let mappings = runs.map(|(_, count)| if self.is_mirrored() { 1 } else { count });
+        mappings.sum::<usize>() > MOST_USED
+    }
+
+    /// Serves an access to a part that is absent.
+    pub fn absent_access(&mut self, part: usize, writes: bool) -> Fetched {
+        let refreshed = match self.sides().get(part) {
+            Some(Part::Copied) => self.refresh(part),
+            _ => None,
+        };
+        let fetched = refreshed.unwrap_or_else(|| self.fetch(part));
+        if writes && self.sides().get(part) == Some(&Part::Shown) {
+            self.let_write(part);
         }
+        // Only now: a thread that finds its part protected would be noticed a second time, perhaps when it is away again.
+        wake(self.base, self.bytes);
+        fetched
     }
 
     /// Fetches the part of an access, and those behind it if accesses are sequential.
-    pub fn fetch(&mut self, part: usize) -> Fetched {
-        let Place::Device { used } = &self.place else {
+    fn fetch(&mut self, part: usize) -> Fetched {
+        if !matches!(self.place, Place::Device { .. }) {
             return Fetched::Done;
-        };
+        }
+        self.make_mirror();
         let (expected, before) = self.next;
         let wanted = if part == expected {
             (before * 2).clamp(1, MOST_FETCHED)
         } else {
             1
         };
-        let absent = used[part..].iter().take(wanted).take_while(|used| !**used);
-        let count = absent.count();
+        let behind = self.sides()[part..].iter().take(wanted).skip(1);
+        let count = 1 + behind.take_while(|part| **part == Part::Absent).count();
         gate::close();
         match wait_until(PATIENCE, || self.fetch_parts(part, count, false)) {
             Ok(()) => {
@@ -250,23 +341,28 @@ impl Managed {
             concurrent: concurrent.into(),
         };
         self.session.request_after_end(&message, |()| ())?;
-        if let Place::Device { used } = &mut self.place {
-            used[part..part + count].fill(true);
+        self.drop_copies(part, count);
+        if concurrent || !self.is_mirrored() {
+            self.set(part, count, Part::Used);
+            self.show(part, count);
+        } else {
+            self.show_protected(part, count);
         }
-        self.show(part, count);
         Ok(())
     }
 }
 
-/// Returns the runs of parts that are in use: first part and number.
-fn runs(used: &[bool]) -> Vec<(usize, usize)> {
+/// Returns the runs of parts on such a side: first part and number.
+fn runs(parts: &[Part], is: impl Fn(Part) -> bool) -> Vec<(usize, usize)> {
     let mut part = 0;
-    let runs = used.chunk_by(|one, next| one == next).map(|run| {
-        let first = part;
-        part += run.len();
-        (run[0], first, run.len())
-    });
-    runs.filter(|(used, ..)| *used)
+    let runs = parts
+        .chunk_by(|one, next| is(*one) == is(*next))
+        .map(|run| {
+            let first = part;
+            part += run.len();
+            (is(run[0]), first, run.len())
+        });
+    runs.filter(|(wanted, ..)| *wanted)
         .map(|(_, first, count)| (first, count))
         .collect()
 }
@@ -287,14 +383,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_are_the_parts_in_use() {
-        let found = |used: &[u8]| {
-            let used: Vec<bool> = used.iter().map(|used| *used == 1).collect();
-            runs(&used)
-        };
+    fn runs_are_the_parts_that_the_program_reaches() {
+        use Part::{Absent, Copied, Shown, Used};
+        let found = |parts: &[Part]| runs(parts, Part::is_mapped);
         assert_eq!(found(&[]), []);
-        assert_eq!(found(&[0, 0]), []);
-        assert_eq!(found(&[1, 1, 0, 1]), [(0, 2), (3, 1)]);
-        assert_eq!(found(&[0, 1, 1]), [(1, 2)]);
+        assert_eq!(found(&[Absent, Copied]), []);
+        assert_eq!(found(&[Used, Shown, Absent, Used]), [(0, 2), (3, 1)]);
+        assert_eq!(found(&[Copied, Shown, Shown]), [(1, 2)]);
     }
 }

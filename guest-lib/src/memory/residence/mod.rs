@@ -14,7 +14,9 @@
 //!   accesses are sequential) into the home, and maps that. Before the next work the gate (`session::gate`) gives the
 //!   parts back: the pages become absent in one step, and the worker copies the parts to the device.
 //!
-//! So the device works or the program accesses a part, never both. The exception is an allocation that is on the device
+//! Memory that the program advises to be read mostly stays on both sides as far as neither changes it ([`mirror`]).
+//!
+//! So the device works or the program writes a part, never both. The exception is an allocation that is on the device
 //! already when a kernel waits for the program: an access that has waited for [`PATIENCE`] goes on, and every
 //! [`TICK`] the bytes that the program has changed go to the device, and the device's changes come to the
 //! program at its next access. There is no order between the bytes of one tick. Atomic operations of both sides on one
@@ -24,6 +26,7 @@
 //! the gate longer than [`PATIENCE`]. Signals to it are blocked, because their handlers may access managed memory.
 
 mod allocation;
+mod mirror;
 mod service;
 
 use std::collections::BTreeMap;
@@ -38,9 +41,10 @@ use wormhole_ring::arena::Arena;
 use wormhole_ring::band;
 use wormhole_ring::layout::{MANAGED, MANAGED_ALIGN, SEGMENT_BYTES};
 
-use self::allocation::{Fetched, Managed, Place, wake};
+use self::allocation::{Fetched, Managed, Part, Place, wake};
+use self::mirror::Mirror;
 use crate::error::{CuError, Result};
-use crate::faults::Faults;
+use crate::faults::{Access, Faults};
 use crate::log;
 use crate::session::{OnDevice, gate};
 use crate::signals::BlockedSignals;
@@ -161,6 +165,7 @@ fn open(session: OnDevice, home: u64, bytes: u64) -> Result<Option<u64>> {
                 place: Place::Home,
                 is_proven: false,
                 next: (0, 0),
+                mirror: Mirror::None,
             };
             state.allocations.insert(base, managed);
             gate::close();
@@ -241,6 +246,27 @@ pub fn expect_device(address: u64) {
     state.note();
 }
 
+/// Notes whether the program has advised that a whole allocation is mostly read.
+pub fn advise_read_mostly(base: u64, advised: bool) {
+    if !IS_USED.load(Ordering::Relaxed) {
+        return;
+    }
+    let mut state = state();
+    if let Some(managed) = state.find(base) {
+        managed.advise_read_mostly(advised);
+    }
+}
+
+/// Frees what the worker keeps of allocations that are mostly read. Returns false if that is nothing.
+pub fn free_mirrors() -> bool {
+    if !IS_USED.load(Ordering::Relaxed) {
+        return false;
+    }
+    let mut state = state();
+    let ended = state.allocations.values_mut().map(Managed::end_mirror);
+    ended.filter(|ended| *ended).count() > 0
+}
+
 /// Moves allocations that the program has not accessed during the work that has just ended to the device.
 #[inline]
 pub fn settle() {
@@ -317,7 +343,7 @@ impl State {
         IS_WATCHED.store(is_watched, Ordering::Relaxed);
         let in_use = any(|managed| match &managed.place {
             Place::Home => true,
-            Place::Device { used } => used.contains(&true),
+            Place::Device { parts } => parts.iter().any(|part| part.is_mapped()),
             Place::Watched | Place::Shared => false,
         });
         if !in_use {
@@ -326,7 +352,8 @@ impl State {
     }
 
     /// Serves an access of the program to an absent page.
-    fn serve(&mut self, address: u64) {
+    fn serve(&mut self, access: Access) {
+        let address = access.address;
         let tainted = self.tainted.len();
         if self.find(address).is_some_and(|managed| managed.is_full()) {
             self.push_tainted();
@@ -343,11 +370,20 @@ impl State {
                 managed.watched_access();
                 self.note();
             }
-            Place::Device { used } => {
+            Place::Device { parts } => {
                 let part = managed.part(address);
-                if used.get(part).copied().unwrap_or(true) {
-                    wake(address, 1);
-                } else if managed.fetch(part) == Fetched::Busy {
+                match parts.get(part) {
+                    Some(Part::Absent | Part::Copied) => {}
+                    Some(Part::Shown) if access.writes => {
+                        managed.let_write(part);
+                        return;
+                    }
+                    Some(Part::Shown | Part::Used) | None => {
+                        wake(address, 1);
+                        return;
+                    }
+                }
+                if managed.absent_access(part, access.writes) == Fetched::Busy {
                     if tainted >= MOST_TAINTED {
                         self.push_tainted();
                     }
@@ -383,7 +419,7 @@ impl State {
                 && matches!(managed.place, Place::Device { .. })
             {
                 let part = managed.part(address);
-                managed.push(part, 1);
+                managed.push(part);
             }
         }
         gate::set_stale(false);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
 use super::{TICK, state};
-use crate::faults::Faults;
+use crate::faults::{Access, Faults};
 use crate::log;
 use crate::signals::spawn_quiet;
 
@@ -40,11 +40,11 @@ fn try_start() -> io::Result<Arc<Faults>> {
     Ok(faults)
 }
 
-fn read(faults: &Faults, sender: &Sender<u64>) {
+fn read(faults: &Faults, sender: &Sender<Access>) {
     loop {
         match faults.next() {
-            Ok(Some(address)) => {
-                if sender.send(address).is_err() {
+            Ok(Some(access)) => {
+                if sender.send(access).is_err() {
                     return;
                 }
             }
@@ -58,7 +58,7 @@ fn read(faults: &Faults, sender: &Sender<u64>) {
     }
 }
 
-fn serve(receiver: &Receiver<u64>) {
+fn serve(receiver: &Receiver<Access>) {
     loop {
         let is_tainted = !state().tainted.is_empty();
         let received = if is_tainted {
@@ -67,7 +67,7 @@ fn serve(receiver: &Receiver<u64>) {
             receiver.recv().map_err(RecvTimeoutError::from)
         };
         match received {
-            Ok(address) => state().serve(address),
+            Ok(access) => state().serve(access),
             Err(RecvTimeoutError::Timeout) => state().push_tainted(),
             Err(RecvTimeoutError::Disconnected) => return,
         }
