@@ -38,9 +38,13 @@ static void same(const unsigned *data, const std::vector<unsigned> &wanted, cons
     expect(std::memcmp(data, wanted.data(), BYTES) == 0, what);
 }
 
-static unsigned *managed() {
+// Whether all memory is advised to be read mostly, which changes nothing of what either side finds.
+static bool is_mostly_read = false;
+
+static unsigned *managed(size_t bytes = BYTES) {
     unsigned *data;
-    CHECK(cudaMallocManaged(&data, BYTES));
+    CHECK(cudaMallocManaged(&data, bytes));
+    if (is_mostly_read) CHECK(cudaMemAdvise(data, bytes, cudaMemAdviseSetReadMostly, {cudaMemLocationTypeDevice, 0}));
     return data;
 }
 
@@ -287,17 +291,74 @@ static void graphs() {
     }
 }
 
+// Sums all words, each with a factor of its place.
+__global__ void weigh(const unsigned *data, int count, unsigned *sum) {
+    unsigned own = 0;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
+        own += data[i] * (2 * i + 1);
+    atomicAdd(sum, own);
+}
+
+__global__ void put(unsigned *data, int at, unsigned value) { data[at] = value; }
+
+// Device and host read all of some parts in turn. Now and then one of them writes a few words.
+static void mostly_read(bool prefetch) {
+    const int count = 5 * (2 << 20) / 4 + 321;
+    unsigned *data = managed(count * sizeof *data), *sum, found;
+    CHECK(cudaMalloc(&sum, sizeof *sum));
+    std::vector<unsigned> wanted(count);
+    unsigned state = 4711;
+    for (int i = 0; i < count; ++i) data[i] = wanted[i] = noise(state);
+    for (unsigned round = 0; round < 40; ++round) {
+        const unsigned kind = noise(state);
+        // The device writes in one round of four, the host in another, both in a third.
+        for (unsigned word = 0; kind & 1 && word <= round % 3; ++word) {
+            const unsigned at = noise(state) % count;
+            put<<<1, 1>>>(data, at, wanted[at] = noise(state));
+            CHECK(cudaGetLastError());
+        }
+        CHECK(cudaMemset(sum, 0, sizeof *sum));
+        weigh<<<16, 64>>>(data, count, sum);
+        CHECK(cudaMemcpy(&found, sum, sizeof found, cudaMemcpyDeviceToHost));
+        unsigned right = 0;
+        for (int i = 0; i < count; ++i) right += wanted[i] * (2 * i + 1);
+        expect(found == right, "the device finds all that the host wrote");
+        for (unsigned word = 0; kind & 2 && word <= round % 3; ++word) {
+            const unsigned at = noise(state) % count;
+            if (kind & 4) expect(data[at] == wanted[at], "a word before the host writes it");
+            data[at] = wanted[at] = noise(state);
+        }
+        if (kind & 24) {
+            expect(!std::memcmp(data, wanted.data(), count * sizeof *data), "the host finds all that the device wrote");
+        } else if (prefetch) {
+            CHECK(cudaMemPrefetchAsync(data, count * sizeof *data, {cudaMemLocationTypeDevice, 0}, 0, 0));
+        }
+        // Advice may come and go at any time.
+        if (is_mostly_read && round % 16 == 11) {
+            const cudaMemoryAdvise advice = round & 16 ? cudaMemAdviseSetReadMostly : cudaMemAdviseUnsetReadMostly;
+            CHECK(cudaMemAdvise(data, count * sizeof *data, advice, {cudaMemLocationTypeDevice, 0}));
+        }
+    }
+    expect(!std::memcmp(data, wanted.data(), count * sizeof *data), "all that was written, in the end");
+    CHECK(cudaFree(sum));
+    CHECK(cudaFree(data));
+}
+
 int main() {
-    streaming();
-    sparse(false);
-    sparse(true);
-    producer_consumer();
-    conversation(0);
-    conversation(3);
-    system_calls();
-    threads();
-    host_function();
-    graphs();
+    for (int turn = 0; turn < 2; ++turn, is_mostly_read = true) {
+        streaming();
+        sparse(false);
+        sparse(true);
+        producer_consumer();
+        conversation(0);
+        conversation(3);
+        system_calls();
+        threads();
+        host_function();
+        graphs();
+        mostly_read(false);
+        mostly_read(true);
+    }
     unsigned *left = managed();
     launch(left, 1, 1);
     CHECK(cudaDeviceSynchronize());
