@@ -33,6 +33,7 @@ unsafe extern "C" {
         flags: u64,
     ) -> u32;
     fn cuMemRelease(memory: u64) -> u32;
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32;
     fn cuMemMap(address: u64, bytes: usize, offset: usize, memory: u64, flags: u64) -> u32;
     fn cuMemUnmap(address: u64, bytes: usize) -> u32;
     fn cuMemSetAccess(
@@ -239,10 +240,54 @@ fn memory_is_mapped_without_waiting_and_refused_at_the_call() {
         }
         assert_eq!(map(base, UNIT, memory), INVALID_VALUE);
         assert_eq!(free(base, 4 * UNIT), 0);
-        assert_eq!(
-            backend.messages(),
-            ["MemSetAccess?", "MemUnmap?", "MemRelease?", "MemRelease?"]
-        );
+        assert_eq!(backend.shared.take(), ["MemSetAccess?", "MemUnmap?"]);
+    });
+}
+
+fn release(memory: u64) -> u32 {
+    // SAFETY: plain call.
+    unsafe { cuMemRelease(memory) }
+}
+
+#[test]
+fn released_memory_is_created_again_by_another_handle_and_without_waiting() {
+    in_process(|| {
+        let backend = backend();
+        let mut made = [create(UNIT), create(2 * UNIT)];
+        assert_eq!(backend.messages()[1..], ["MemCreate?"; 2]);
+        for _ in 0..200 {
+            assert_eq!(made.map(release), [0; 2]);
+            assert_eq!(made.map(release), [INVALID_VALUE; 2]);
+            assert_eq!(map(reserve(UNIT), UNIT, made[0]), INVALID_VALUE);
+            let again = [create(UNIT), create(2 * UNIT)];
+            assert!(again[0] != made[0] && again[1] != made[1]);
+            made = again;
+        }
+        // An answer comes after all messages before it.
+        create(4 * UNIT);
+        let mut sent = backend.shared.take();
+        assert_eq!(sent.pop().as_deref(), Some("MemCreate?"));
+        assert!(!sent.iter().any(|message| message == "MemCreate?"));
+        assert_eq!(sent.iter().filter(|sent| *sent == "MemRename").count(), 400);
+    });
+}
+
+#[test]
+fn as_much_is_kept_as_is_said_and_given_back_when_the_program_asks() {
+    const LARGE: usize = 16 * UNIT;
+    in_process(|| {
+        let backend = backend();
+        let [first, second, too_large] = [create(LARGE), create(UNIT), create(2 * LARGE)];
+        backend.messages();
+        assert_eq!([first, too_large].map(release), [0; 2]);
+        assert_eq!(backend.shared.take(), ["MemRelease?"]);
+        // The first has to make room.
+        assert_eq!(release(second), 0);
+        assert_eq!(backend.shared.take(), ["MemRelease?"]);
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both places are writable.
+        assert_eq!(unsafe { cuMemGetInfo_v2(&raw mut free, &raw mut total) }, 0);
+        assert_eq!(backend.shared.take(), ["MemRelease?", "MemGetInfo?"]);
     });
 }
 
@@ -272,6 +317,7 @@ fn after_a_fault_no_range_is_reserved_mapped_or_freed() {
         assert_eq!(reserve_at(UNIT, 0, 0), Err(LAUNCH_FAILED));
         assert_eq!(map(base, UNIT, memory), LAUNCH_FAILED);
         assert_eq!(free(base, UNIT), LAUNCH_FAILED);
+        assert_eq!(release(memory), LAUNCH_FAILED);
         assert_eq!(backend.shared.take(), [""; 0]);
     });
 }

@@ -50,10 +50,51 @@ static void again() {
     }
 }
 
+static CUmemGenericAllocationHandle create(size_t bytes) {
+    CUmemAllocationProp properties = {};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    CUmemGenericAllocationHandle memory = 0;
+    WORKS(cuMemCreate, &memory, bytes, &properties, 0);
+    return memory;
+}
+
+// Mappable memory that is released and created again has one handle at a time.
+static void mapped_again() {
+    const size_t bytes = 4 * MIB;
+    std::vector<unsigned> host(bytes / sizeof(unsigned));
+    CUdeviceptr address = 0;
+    WORKS(cuMemAddressReserve, &address, 2 * bytes, 0, 0, 0);
+    CUmemAccessDesc access = {};
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    for (unsigned round = 0; round < 40; ++round) {
+        const CUmemGenericAllocationHandle both[] = {create(bytes), create(bytes)};
+        HOLDS(both[0] != both[1]);
+        for (int i : {0, 1}) WORKS(cuMemMap, address + i * bytes, bytes, 0, both[i], 0);
+        WORKS(cuMemSetAccess, address, 2 * bytes, &access, 1);
+        for (unsigned i : {0u, 1u}) WORKS(cuMemsetD32, address + i * bytes, 2 * round + i, bytes / sizeof(unsigned));
+        // Memory whose handle is released stays as long as it is mapped.
+        WORKS(cuMemRelease, both[0]);
+        for (unsigned i : {0u, 1u}) {
+            WORKS(cuMemcpyDtoH, host.data(), address + i * bytes, bytes);
+            for (const unsigned word : host) HOLDS(word == 2 * round + i);
+        }
+        WORKS(cuMemUnmap, address, 2 * bytes);
+        WORKS(cuMemRelease, both[1]);
+        for (const CUmemGenericAllocationHandle gone : both) {
+            RETURNS(CUDA_ERROR_INVALID_VALUE, cuMemRelease, gone);
+            RETURNS(CUDA_ERROR_INVALID_VALUE, cuMemMap, address, bytes, 0, gone, 0);
+        }
+    }
+    WORKS(cuMemAddressFree, address, 2 * bytes);
+}
+
 static bool counted(CUcontext context) {
     const size_t before = free_bytes();
     std::vector<CUdeviceptr> held;
     for (int i = 0; i < 4; ++i) held.push_back(allocate(20 * MIB));
+    WORKS(cuMemRelease, create(20 * MIB));
     const bool fell = free_bytes() + 80 * MIB <= before;
     for (const CUdeviceptr memory : held) WORKS(cuMemFree, memory);
     const bool came_back = free_bytes() + 2 * MIB >= before;
@@ -110,6 +151,7 @@ static void all_of_it() {
         WORKS(cuMemFreeAsync, pooled, stream);
         WORKS(cuStreamSynchronize, stream);
         WORKS(cuMemFree, allocate(30 * MIB));
+        WORKS(cuMemRelease, create(30 * MIB));
         HOLDS(everything() >= all);
         WORKS(cuStreamDestroy, stream);
     }
@@ -121,6 +163,7 @@ int main() {
     WORKS(cuDevicePrimaryCtxRetain, &context, 0);
     WORKS(cuCtxSetCurrent, context);
     again();
+    mapped_again();
     counts(context);
     all_of_it();
     std::printf("PASS kept_allocations\n");

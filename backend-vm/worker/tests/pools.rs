@@ -8,9 +8,9 @@ use support::recorder::Recorder;
 use support::served::{Served, handle};
 use wormhole_api::{
     Access, AddressFree, AddressReserve, AddressReserveReply, Decode, DevicePtr, Element, Handle,
-    MemAlloc, MemAllocReply, MemCreate, MemFree, MemMap, MemRelease, MemSet, MemSetAccess,
-    MemUnmap, Memory, Message, Pool, PoolAlloc, PoolAllocReply, PoolCreate, PoolDefault,
-    PoolDestroy, PoolFree, PoolGetAttribute, Synchronize,
+    MemAlloc, MemAllocReply, MemCreate, MemFree, MemMap, MemRelease, MemRename, MemSet,
+    MemSetAccess, MemUnmap, Memory, Message, Pool, PoolAlloc, PoolAllocReply, PoolCreate,
+    PoolDefault, PoolDestroy, PoolFree, PoolGetAttribute, Synchronize,
 };
 use wormhole_backend_tests::backend::wait_until;
 use wormhole_device::Device;
@@ -329,6 +329,28 @@ fn mappings_end_whole_and_keep_what_they_show() {
     assert_eq!(ready.status(&whole), 0);
     assert_eq!(ready.status(&whole), INVALID_VALUE);
     assert_eq!(ready.device.arrivals("mem_release"), 1);
+}
+
+#[test]
+fn memory_gets_another_handle_unless_it_is_mapped() {
+    let mut ready = ready();
+    let base = ready.reserve();
+    let memory = ready.create(1, UNIT);
+    let [new, other] = [2, 3].map(handle);
+    assert_eq!(ready.status(&MemRename { memory, new }), 0);
+    assert_eq!(ready.map(base, memory), INVALID_HANDLE);
+    assert_eq!(ready.map(base, new), 0);
+    let renamed = MemRename {
+        memory: new,
+        new: other,
+    };
+    assert_eq!(ready.status(&renamed), INVALID_VALUE);
+    assert_eq!(ready.unmap(base, UNIT), 0);
+    // A handle in use names its own memory.
+    ready.create(3, UNIT);
+    assert_ne!(ready.status(&renamed), 0);
+    let arrivals = ["create_memory", "mem_unmap"].map(|call| ready.device.arrivals(call));
+    assert_eq!(arrivals, [2, 1]);
 }
 
 #[test]

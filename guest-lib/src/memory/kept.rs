@@ -12,39 +12,41 @@ use crate::memory::map::Allocation;
 use crate::object::context::{self, Scope};
 use crate::object::stream;
 
-/// Most bytes that are kept, of all devices together: little beside what a context takes, since other processes lack it.
-const MOST_BYTES: u64 = 32 << 20;
+/// Most bytes that are kept of one kind, of all devices together: little beside what a context takes, since other processes
+/// lack it.
+pub const MOST_BYTES: u64 = 32 << 20;
 
 /// Freed memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Freed {
-    /// Number of the context that allocated it.
-    context: u32,
-    address: u64,
-    bytes: u64,
+pub struct Freed<O, T> {
+    /// Number of the context that allocated it, or of its device: another one's cannot be used in its place.
+    pub owner: O,
+    pub memory: T,
+    pub bytes: u64,
 }
 
-/// All that is kept, the memory that was freed last at the end.
-static KEPT: Mutex<Kept> = Mutex::new(Kept::NEW);
+/// Addresses of freed memory, by the numbers of contexts.
+static KEPT: Mutex<Kept<u32, u64>> = Mutex::new(Kept::NEW);
 
-fn kept() -> MutexGuard<'static, Kept> {
+fn kept() -> MutexGuard<'static, Kept<u32, u64>> {
     KEPT.lock()
 }
 
+/// All memory of one kind that is kept, with what was freed last at the end.
 #[derive(Debug)]
-struct Kept {
-    freed: Vec<Freed>,
+pub struct Kept<O, T> {
+    freed: Vec<Freed<O, T>>,
 }
 
-impl Kept {
-    const NEW: Self = Self { freed: Vec::new() };
+impl<O: PartialEq, T> Kept<O, T> {
+    pub const NEW: Self = Self { freed: Vec::new() };
 
     fn bytes(&self) -> u64 {
         self.freed.iter().map(|freed| freed.bytes).sum()
     }
 
     /// Keeps memory. Returns the memory that was freed first, as far as there is no room for it any more.
-    fn put(&mut self, freed: Freed) -> Vec<Freed> {
+    pub fn put(&mut self, freed: Freed<O, T>) -> Vec<Freed<O, T>> {
         self.freed.push(freed);
         let mut surplus = Vec::new();
         while self.bytes() > MOST_BYTES {
@@ -54,13 +56,13 @@ impl Kept {
     }
 
     /// Takes the last memory of this size.
-    fn take(&mut self, context: u32, bytes: u64) -> Option<u64> {
-        let fits = |freed: &Freed| freed.context == context && freed.bytes == bytes;
+    pub fn take(&mut self, owner: O, bytes: u64) -> Option<T> {
+        let fits = |freed: &Freed<O, T>| freed.owner == owner && freed.bytes == bytes;
         let found = self.freed.iter().rposition(fits)?;
-        Some(self.freed.remove(found).address)
+        Some(self.freed.remove(found).memory)
     }
 
-    fn take_all(&mut self, wanted: impl Fn(&Freed) -> bool) -> Vec<Freed> {
+    pub fn take_all(&mut self, wanted: impl Fn(&Freed<O, T>) -> bool) -> Vec<Freed<O, T>> {
         self.freed.extract_if(.., |freed| wanted(freed)).collect()
     }
 }
@@ -77,17 +79,17 @@ pub fn put(scope: Scope, allocation: &Allocation) -> Option<Result> {
         let session = scope.session.session();
         stream::wait_for_work(context::scope_numbered(session, allocation.context))?;
         let surplus = kept().put(Freed {
-            context: allocation.context,
-            address: allocation.base,
+            owner: allocation.context,
+            memory: allocation.base,
             bytes: allocation.bytes,
         });
         surplus.into_iter().try_for_each(|freed| free(scope, freed))
     })
 }
 
-fn free(scope: Scope, freed: Freed) -> Result {
-    let owner = context::scope_numbered(scope.session.session(), freed.context);
-    let address = DevicePtr(freed.address);
+fn free(scope: Scope, freed: Freed<u32, u64>) -> Result {
+    let owner = context::scope_numbered(scope.session.session(), freed.owner);
+    let address = DevicePtr(freed.memory);
     owner.session.request(&MemFree { address }, |()| ())
 }
 
@@ -95,7 +97,7 @@ fn free(scope: Scope, freed: Freed) -> Result {
 pub fn free_all(scope: Scope) -> Result<bool> {
     let session = scope.session.session();
     let freed = kept().take_all(|freed| {
-        let owner = context::scope_numbered(session, freed.context);
+        let owner = context::scope_numbered(session, freed.owner);
         owner.session.ordinal() == scope.session.ordinal()
     });
     for freed in &freed {
@@ -106,7 +108,7 @@ pub fn free_all(scope: Scope) -> Result<bool> {
 
 /// Frees what is kept of a context.
 pub fn free_of(scope: Scope) {
-    for freed in kept().take_all(|freed| freed.context == scope.context) {
+    for freed in kept().take_all(|freed| freed.owner == scope.context) {
         // The context is destroyed: a failure ends the session and shows at the next call.
         let _ = free(scope, freed);
     }
@@ -123,10 +125,10 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn freed(address: u64, bytes: u64) -> Freed {
+    fn freed(address: u64, bytes: u64) -> Freed<u32, u64> {
         Freed {
-            context: 1,
-            address,
+            owner: 1,
+            memory: address,
             bytes,
         }
     }

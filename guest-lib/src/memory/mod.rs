@@ -7,6 +7,7 @@ pub mod map;
 pub mod pool;
 pub mod pool_reuse;
 pub mod registration;
+mod released;
 mod reservations;
 pub mod residence;
 mod slabs;
@@ -103,6 +104,7 @@ pub fn with_unused<T>(scope: Scope, request: impl Fn() -> Result<T>) -> Result<T
         Err(CuError::OUT_OF_MEMORY)
             if slabs::free_empty(scope)?
                 | kept::free_all(scope)?
+                | released::free_all(scope)?
                 | pool_reuse::release_all(scope.session.session())?
                 | residence::free_mirrors() =>
         {
@@ -115,6 +117,7 @@ pub fn with_unused<T>(scope: Scope, request: impl Fn() -> Result<T>) -> Result<T
 /// Frees what this library holds and natively the driver would not: the program asks how much memory is free.
 pub fn free_kept(scope: Scope) -> Result {
     kept::free_all(scope)?;
+    released::free_all(scope)?;
     pool_reuse::release_idle(scope)
 }
 

@@ -5,13 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{LazyLock, OnceLock};
 
 use wormhole_api::handle::Memory as MemoryKind;
 use wormhole_api::{
     Access, AddressFree, AddressReserve, DevicePtr, Handle, MemCreate, MemGranularity, MemMap,
-    MemRelease, MemSetAccess, MemUnmap, OpenMemory, ShareMemory,
+    MemRename, MemSetAccess, MemUnmap, OpenMemory, ShareMemory,
 };
 use wormhole_lock::{Mutex, MutexGuard};
 
@@ -20,7 +20,7 @@ use crate::handle::{self, Table};
 use crate::log;
 use crate::memory::map::{Allocation, Origin};
 use crate::memory::reservations::{Range, Reservations};
-use crate::memory::{memory_map, with_unused};
+use crate::memory::{memory_map, released, with_unused};
 use crate::object::context::Scope;
 use crate::object::sharing::{self, Token};
 use crate::pages::PAGE;
@@ -33,6 +33,8 @@ pub struct Memory {
     device: AtomicUsize,
     bytes: AtomicU64,
     handle_types: AtomicU32,
+    /// Whether no other process can have it.
+    is_own: AtomicBool,
     /// Number of handles: created or retained, and not released.
     handles: AtomicU32,
     mappings: AtomicU32,
@@ -182,6 +184,7 @@ fn make(
             .store(scope.session.ordinal(), Ordering::Relaxed);
         memory.bytes.store(bytes, Ordering::Relaxed);
         memory.handle_types.store(handle_types, Ordering::Relaxed);
+        memory.is_own.store(false, Ordering::Relaxed);
         memory.handles.store(1, Ordering::Relaxed);
         memory.mappings.store(0, Ordering::Relaxed);
     })?;
@@ -200,14 +203,28 @@ fn make(
 pub fn create(scope: Scope, bytes: u64, handle_types: u32) -> Result<CUmemGenericAllocationHandle> {
     granular(scope, bytes)?;
     release_unnamed(scope);
-    make(scope, bytes, handle_types, |new| {
+    let is_own = handle_types == 0;
+    let made = make(scope, bytes, handle_types, |new| {
+        if is_own && let Some(memory) = released::take(scope, bytes) {
+            let renamed = scope.session.record(&MemRename { memory, new });
+            forget(memory);
+            return renamed.map(|()| bytes);
+        }
         let message = MemCreate {
             new,
             bytes,
             handle_types,
         };
         with_unused(scope, || scope.session.request(&message, |()| bytes))
-    })
+    })?;
+    let (_, memory) = find(made)?;
+    memory.is_own.store(is_own, Ordering::Relaxed);
+    Ok(made)
+}
+
+/// Lets the number of a handle be used again that the program has no more.
+pub fn forget(memory: Handle<MemoryKind>) {
+    MEMORIES.recycle(memory);
 }
 
 /// Implements `cuMemExportToShareableHandle`; returns a new descriptor.
@@ -278,10 +295,15 @@ fn sweep(scope: Scope, handle: Handle<MemoryKind>, memory: &Memory) -> Result {
     {
         return Ok(());
     }
-    let message = MemRelease { memory: handle };
-    let released = scope.session.request(&message, |()| ());
-    MEMORIES.recycle(handle);
-    released
+    match memory.is_own.load(Ordering::Relaxed) {
+        true => released::put(
+            scope,
+            handle,
+            memory.device(),
+            memory.bytes.load(Ordering::Relaxed),
+        ),
+        false => released::free(scope, handle),
+    }
 }
 
 /// Implements `cuMemRelease`.

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use wormhole_api::{
     AddressFree, AddressReserve, AddressReserveReply, CuResult, DevicePtr, MemCreate,
-    MemGranularity, MemGranularityReply, MemMap, MemRelease, MemSetAccess, MemUnmap, Outcome,
-    Serve, Served,
+    MemGranularity, MemGranularityReply, MemMap, MemRelease, MemRename, MemSetAccess, MemUnmap,
+    Outcome, Serve, Served,
 };
 use wormhole_device::{Device, RawMemory};
 use wormhole_link::device::MOST;
@@ -308,6 +308,19 @@ impl Serve<MemCreate> for Session {
                 Answer::of(session.objects.memories.enter(new, memory))
             },
         )
+    }
+}
+
+/// Names memory by another handle. It must be neither mapped nor shared, as for its release.
+impl Serve<MemRename> for Session {
+    fn serve(&mut self, _: &Call, message: &MemRename) -> Outcome<()> {
+        let is_used = Arc::strong_count(self.objects.memories.get(message.memory)?) != 1;
+        if is_used || self.shares.unsharing(message.memory).is_some() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let memory = self.objects.memories.remove(message.memory)?;
+        self.objects.memories.enter(message.new, memory)?;
+        Ok(Served::Done(()))
     }
 }
 
