@@ -5,11 +5,12 @@ use wormhole_api::handle::{HandleKind, Key};
 use wormhole_api::{
     AddressReserve, AddressReserveReply, ContextReset, DevicePtr, Event, EventCreate, EventDestroy,
     EventQuery, Fence, GreenCreate, GreenPartNumber, Handle, Items, JitOption, Kind,
-    LaunchAttribute, LaunchKernel, Link, LinkInput, ManagedOpen, ManagedPlace, MemAlloc,
-    MemAllocReply, MemCopy, MemCreate, MemWrite, MemoryOperation, Message, PartAlloc, PeerEnable,
-    PoolAlloc, PoolAllocReply, PoolCreate, PoolDestroy, PoolSetAccess, ShareEvent, ShareMemory,
-    SharePool, SharedEventCreate, SlabAlloc, SlabAllocReply, StreamMemory, SurfaceCreate,
-    SurfaceCreateReply, SurfaceDestroy, TextureCreate, TextureCreateReply, TextureDestroy,
+    LaunchAttribute, LaunchKernel, Link, LinkInput, ManagedMirror, ManagedOpen, ManagedPlace,
+    MemAlloc, MemAllocReply, MemCopy, MemCreate, MemWrite, Memory, MemoryOperation, Message,
+    PartAlloc, PeerEnable, PoolAlloc, PoolAllocReply, PoolCreate, PoolDestroy, PoolSetAccess,
+    ShareEvent, ShareMemory, SharePool, SharedEventCreate, SlabAlloc, SlabAllocReply, StreamMemory,
+    SurfaceCreate, SurfaceCreateReply, SurfaceDestroy, TextureCreate, TextureCreateReply,
+    TextureDestroy,
 };
 use wormhole_ring::layout::{FILES, MANAGED, MANAGED_ALIGN};
 
@@ -159,6 +160,20 @@ impl Source<'_> {
         let place = ManagedPlace::example(self);
         self.guest.call(&place).reply::<()>();
         place.address
+    }
+
+    /// Mappable memory that no other record names.
+    pub fn created(&mut self) -> Handle<Memory> {
+        let create = MemCreate::example(self);
+        self.guest.call(&create).reply::<()>();
+        create.new
+    }
+
+    /// Managed memory with a mirror that no other record names.
+    pub fn mirrored(&mut self) -> DevicePtr {
+        let mirror = ManagedMirror::example(self);
+        self.guest.call(&mirror).reply::<()>();
+        mirror.address
     }
 
     pub fn reserved(&self) -> DevicePtr {

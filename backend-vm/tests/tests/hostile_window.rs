@@ -541,7 +541,7 @@ const NOT_SERVED: [&str; 11] = [
 /// Checks the unmodified records, because mutations of invalid ones test little.
 #[test]
 fn every_message_has_a_valid_record() {
-    let backend = Mutex::new(Backend::with_devices(8, "cpu:2"));
+    let backend = Mutex::new(Backend::with_devices(16, "cpu:2"));
     let mut attack = Attack::open(&backend);
     let mut served = BTreeSet::new();
     for entry in attack.records.clone() {
