@@ -261,13 +261,8 @@ impl Session {
         self.placements.window = Some(window);
     }
 
-    /// Fails with `CUDA_ERROR_NOT_READY` while the device of a call has work of this session.
-    fn all_idle(&self, call: &Call) -> Result<(), CuResult> {
-        self.is_idle(&self.here(call))
-    }
-
     /// Fails with `CUDA_ERROR_NOT_READY` while a device has work of this session.
-    pub(super) fn is_idle(&self, of: &SessionDevice) -> Result<(), CuResult> {
+    pub(super) fn all_idle(&self, of: &SessionDevice) -> Result<(), CuResult> {
         if self.placements.misses_work {
             return Err(CuResult::NOT_READY);
         }
@@ -347,7 +342,7 @@ impl Session {
 
 impl Serve<ManagedIdle> for Session {
     fn serve(&mut self, call: &Call, _: &ManagedIdle) -> Outcome<()> {
-        self.all_idle(call).map(Served::Done)
+        self.all_idle(&self.here(call)).map(Served::Done)
     }
 }
 
@@ -457,7 +452,7 @@ impl Serve<ManagedPlace> for Session {
             return Err(self.addresses.refused());
         };
         let (device, home, bytes) = (managed.device.clone(), managed.home, managed.bytes);
-        self.all_idle(call)?;
+        self.all_idle(&self.here(call))?;
         let number = device.number();
         let stream = Arc::clone(&self.placements.stream);
         let before = self.addresses.managed.find(address);
@@ -511,7 +506,7 @@ impl Serve<ManagedFetch> for Session {
             return Err(self.addresses.refused());
         };
         if !concurrent {
-            self.all_idle(call)?;
+            self.all_idle(&self.here(call))?;
         }
         let twins = Arc::clone(&self.placements.twins);
         if concurrent {

@@ -424,7 +424,7 @@ impl Session {
     /// Returns whether a call in which the driver waits for nothing but a device's work is brief.
     fn waits_for_nothing(&self, device: &SessionDevice) -> bool {
         let few = self.objects.streams.len() <= MOST_ASKED && self.devices.count() == 1;
-        few && self.is_quiet() && self.is_idle(device).is_ok()
+        few && self.is_quiet() && self.all_idle(device).is_ok()
     }
 
     /// Hands a job of a device to the thread of the caller's slot. The executor runs a brief one itself while nothing else is

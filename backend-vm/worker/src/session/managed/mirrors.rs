@@ -74,7 +74,7 @@ impl Serve<ManagedRefresh> for Session {
         let Some(mirror) = part.mirror else {
             return Err(self.addresses.refused());
         };
-        self.all_idle(call)?;
+        self.all_idle(&self.here(call))?;
         let stream = Arc::clone(&self.placements.stream);
         let device = part.device.clone();
         self.ask(
