@@ -176,6 +176,7 @@ fn make(
     scope: Scope,
     bytes: u64,
     handle_types: u32,
+    is_own: bool,
     made: impl FnOnce(Handle<MemoryKind>) -> Result<u64>,
 ) -> Result<CUmemGenericAllocationHandle> {
     let new = MEMORIES.mint(|memory| {
@@ -184,7 +185,7 @@ fn make(
             .store(scope.session.ordinal(), Ordering::Relaxed);
         memory.bytes.store(bytes, Ordering::Relaxed);
         memory.handle_types.store(handle_types, Ordering::Relaxed);
-        memory.is_own.store(false, Ordering::Relaxed);
+        memory.is_own.store(is_own, Ordering::Relaxed);
         memory.handles.store(1, Ordering::Relaxed);
         memory.mappings.store(0, Ordering::Relaxed);
     })?;
@@ -204,7 +205,7 @@ pub fn create(scope: Scope, bytes: u64, handle_types: u32) -> Result<CUmemGeneri
     granular(scope, bytes)?;
     release_unnamed(scope);
     let is_own = handle_types == 0;
-    let made = make(scope, bytes, handle_types, |new| {
+    make(scope, bytes, handle_types, is_own, |new| {
         if is_own && let Some(memory) = released::take(scope, bytes) {
             let renamed = scope.session.record(&MemRename { memory, new });
             forget(memory);
@@ -216,10 +217,7 @@ pub fn create(scope: Scope, bytes: u64, handle_types: u32) -> Result<CUmemGeneri
             handle_types,
         };
         with_unused(scope, || scope.session.request(&message, |()| bytes))
-    })?;
-    let (_, memory) = find(made)?;
-    memory.is_own.store(is_own, Ordering::Relaxed);
-    Ok(made)
+    })
 }
 
 /// Lets the number of a handle be used again that the program has no more.
@@ -241,7 +239,7 @@ pub fn export(scope: Scope, memory: CUmemGenericAllocationHandle) -> Result<RawF
 
 /// Implements `cuMemImportFromShareableHandle`; each call returns a new handle.
 pub fn import(scope: Scope, token: Token) -> Result<CUmemGenericAllocationHandle> {
-    make(scope, 0, 0, |new| {
+    make(scope, 0, 0, false, |new| {
         let message = OpenMemory { new, token };
         let opened = scope.session.request(&message, |reply| reply.bytes);
         // Native CUDA returns UNKNOWN for a descriptor of memory that does not exist.

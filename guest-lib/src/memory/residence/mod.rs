@@ -257,7 +257,7 @@ pub fn advise_read_mostly(base: u64, advised: bool) {
     }
 }
 
-/// Frees what the worker keeps of allocations that are mostly read. Returns false if that is nothing.
+/// Frees the mirrors of allocations that are mostly read. Returns false if there are none.
 pub fn free_mirrors() -> bool {
     if !IS_USED.load(Ordering::Relaxed) {
         return false;
