@@ -87,6 +87,19 @@ fn advise(address: u64, bytes: usize, advice: u32, device: i32) {
 }
 
 impl Ready {
+    /// Checks that bytes come to the device although the program makes no call, and that what the device does comes back.
+    fn exchanges(&self) {
+        let mut pushed = Vec::new();
+        while !pushed.contains(&"ManagedPush?".to_owned()) {
+            pushed.extend(self.log());
+            std::thread::yield_now();
+        }
+        self.fill(PART + 1, 2);
+        while self.read(PART + 1) != 2 {
+            std::thread::yield_now();
+        }
+    }
+
     fn place(&self, offset: usize) -> *mut u8 {
         let address = usize::try_from(self.managed).expect("64 bits") + offset;
         with_exposed_provenance_mut(address)
@@ -186,16 +199,7 @@ fn an_access_does_not_wait_for_work_that_may_wait_for_it() {
         ready.place_on_device();
         ready.backend.shared.is_busy.store(true, Ordering::Release);
         ready.write(PART, 3);
-        // The byte comes to the device although the program makes no call, and what the device does comes back.
-        let mut pushed = Vec::new();
-        while !pushed.contains(&"ManagedPush?".to_owned()) {
-            pushed.extend(ready.log());
-            std::thread::yield_now();
-        }
-        ready.fill(PART + 1, 2);
-        while ready.read(PART + 1) != 2 {
-            std::thread::yield_now();
-        }
+        ready.exchanges();
         assert_eq!(ready.read(PART), 3);
     });
 }
@@ -366,15 +370,7 @@ fn an_access_to_memory_that_is_mostly_read_does_not_wait_for_work_that_may_wait_
         ready.fill(PART, 0);
         ready.backend.shared.is_busy.store(true, Ordering::Release);
         ready.write(PART, 3);
-        let mut pushed = Vec::new();
-        while !pushed.contains(&"ManagedPush?".to_owned()) {
-            pushed.extend(ready.log());
-            std::thread::yield_now();
-        }
-        ready.fill(PART + 1, 2);
-        while ready.read(PART + 1) != 2 {
-            std::thread::yield_now();
-        }
+        ready.exchanges();
         ready.log();
         ready.backend.shared.is_busy.store(false, Ordering::Release);
         ready.fill(PART + 2, 4);
