@@ -2,7 +2,7 @@
 //! ended, and delays no other run.
 
 use std::ffi::CString;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, create_dir};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -14,6 +14,9 @@ use rustix::process::Signal;
 use crate::harness::{PATIENCE, alone, descendants, end_by, eventually, finish, program, wormhole};
 
 /// A FUSE mount whose daemon answers FUSE_INIT and then reads no further request. It is unmounted on drop.
+///
+/// The mount is one level below its temporary folder: pytest, which other tests run, looks into each folder of /tmp, and
+/// its request would be taken for the run's.
 struct HungMount {
     /// The daemon's descriptor of /dev/fuse. Its last close ends all waits.
     device: Option<File>,
@@ -30,6 +33,7 @@ impl HungMount {
             folder: tempfile::tempdir()?,
             device: None,
         };
+        create_dir(mount.path(""))?;
         let data = format!(
             "fd={},rootmode=40000,user_id=0,group_id=0",
             device.as_raw_fd()
@@ -54,11 +58,11 @@ impl HungMount {
     }
 
     fn place(&self) -> CString {
-        CString::new(self.folder.path().as_os_str().as_bytes()).expect("a path has no zeros")
+        CString::new(self.path("").as_os_str().as_bytes()).expect("a path has no zeros")
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.folder.path().join("mount").join(name)
     }
 
     /// Returns true if a process waits for an answer. Its request stays unread, so the process can be killed.
@@ -84,9 +88,9 @@ impl Drop for HungMount {
 }
 
 /// Answers the kernel's first request, in the protocol of linux/fuse.h: `fuse_in_header`, then `fuse_out_header` and
-/// `fuse_init_out`.
+/// `fuse_init_out`. Without FUSE_PARALLEL_DIROPS a lookup that waits for another one cannot be killed.
 fn answer_init(device: &mut File) -> io::Result<()> {
-    const VERSION: [u32; 2] = [7, 31];
+    const VERSION_READAHEAD_FLAGS: [u32; 4] = [7, 31, 0, 1 << 18];
     const HEADER: usize = 16;
     const INIT_OUT: usize = 64;
     let mut request = vec![0; 1 << 16];
@@ -99,7 +103,11 @@ fn answer_init(device: &mut File) -> io::Result<()> {
     answer.extend(0i32.to_ne_bytes());
     // The request's `unique` field, which follows `len` and `opcode`.
     answer.extend(&request[8..16]);
-    answer.extend(VERSION.iter().flat_map(|number| number.to_ne_bytes()));
+    answer.extend(
+        VERSION_READAHEAD_FLAGS
+            .iter()
+            .flat_map(|number| number.to_ne_bytes()),
+    );
     answer.resize(HEADER + INIT_OUT, 0);
     device.write_all(&answer)
 }
