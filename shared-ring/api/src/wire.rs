@@ -377,6 +377,7 @@ impl<T: FromBytes + IntoBytes + Immutable + fmt::Debug> fmt::Debug for Items<'_,
     }
 }
 
+#[inline]
 pub(crate) fn count(
     message: &'static str,
     tail: &'static str,
@@ -394,6 +395,7 @@ pub(crate) fn count(
         })
 }
 
+#[inline]
 pub(crate) fn total(message: &'static str, bytes: usize, limit: usize) -> Result<(), EncodeError> {
     if bytes > limit {
         Err(EncodeError::Total {

@@ -149,7 +149,8 @@ impl Consumer {
                 bytes,
             });
         }
-        let slot = match wire.slot {
+        let [message, thread, slot, device] = wire.route;
+        let slot = match slot {
             SlotIndex::NONE_WIRE => None,
             slot => match SlotIndex::new(slot) {
                 Some(slot) => Some(slot),
@@ -164,10 +165,10 @@ impl Consumer {
         buf.set_body(body);
         self.release(commit.units);
         Ok(Some(RecordHead {
-            message: wire.message,
-            thread: wire.thread,
+            message,
+            thread,
             slot,
-            device: wire.device,
+            device,
             sequence: wire.sequence,
         }))
     }

@@ -5,7 +5,6 @@ use super::record::{Commit, RecordHead, WireHead, units_for};
 use crate::{
     layout::{self, MAX_BODY, RING_BYTES, UNIT, session},
     memory::SessionMemory,
-    slot::SlotIndex,
     sync::{AtomicU64, Ordering, SyncPoint},
 };
 
@@ -113,6 +112,12 @@ impl Producer {
     /// See [`PushError`]. Nothing was written if it fails.
     #[inline]
     pub fn push(&self, head: RecordHead, parts: &[&[u8]]) -> Result<(), PushError> {
+        // A caller has the head's numbers in registers, and these remain there. In memory a processor would write them one by
+        // one, and wait for all of them when it reads several at once.
+        self.push_to(head.route(), head.sequence, parts)
+    }
+
+    fn push_to(&self, route: [u16; 4], sequence: u64, parts: &[&[u8]]) -> Result<(), PushError> {
         let body = parts
             .iter()
             .map(|part| part.len())
@@ -141,13 +146,10 @@ impl Producer {
         let cursor = start + pad as u64;
         let offset = ring_offset(cursor);
         let wire = WireHead {
-            message: head.message,
-            thread: head.thread,
-            slot: head.slot.map_or(SlotIndex::NONE_WIRE, SlotIndex::get),
-            device: head.device,
+            route,
             pad: [0; 2],
             body_len,
-            sequence: head.sequence,
+            sequence,
         };
         self.memory.write(offset + 8, wire.as_bytes());
         let mut at = offset + layout::RECORD_HEADER;

@@ -54,17 +54,20 @@ impl RecordHead {
     pub const fn by(self, thread: u16) -> Self {
         Self { thread, ..self }
     }
+
+    #[inline]
+    pub(super) fn route(self) -> [u16; 4] {
+        let slot = self.slot.map_or(SlotIndex::NONE_WIRE, SlotIndex::get);
+        [self.message, self.thread, slot, self.device]
+    }
 }
 
 /// Wire format of a record's header, without the commit word.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(super) struct WireHead {
-    pub(super) message: u16,
-    pub(super) thread: u16,
-    /// [`SlotIndex::NONE_WIRE`] or the index of an answer slot.
-    pub(super) slot: u16,
-    pub(super) device: u16,
+    /// Message, thread, slot and device. The slot is [`SlotIndex::NONE_WIRE`] or the index of an answer slot.
+    pub(super) route: [u16; 4],
     /// Always 0.
     pub(super) pad: [u16; 2],
     /// Bytes of the body, at most [`layout::MAX_BODY`].
