@@ -11,10 +11,12 @@ use crate::log::{self, Level};
 use crate::session::session;
 use crate::types::CUresult;
 
-/// Counts a call of the function with this index in the table.
+/// Counts a call of the function with this index in the table, if it never leaves the guest.
 #[inline]
-pub fn enter(index: usize) {
-    counts::count(FUNCTIONS[index].class);
+pub fn enter<const INDEX: usize>() {
+    if const { matches!(FUNCTIONS[INDEX].class, Class::Local) } {
+        counts::count();
+    }
 }
 
 /// Returns true if calls are printed.
@@ -37,7 +39,7 @@ pub fn trace(index: usize, arguments: Arguments<'_>, result: CUresult) {
 pub fn unsupported(index: usize) -> CUresult {
     static SAID: [AtomicBool; FUNCTIONS_LIMIT] =
         [const { AtomicBool::new(false) }; FUNCTIONS_LIMIT];
-    enter(index);
+    counts::count();
     let function = &FUNCTIONS[index];
     let first = SAID
         .get(index)
@@ -52,8 +54,8 @@ pub fn unsupported(index: usize) -> CUresult {
 
 /// Returns the error of a function that always fails with `code`, as natively.
 #[cold]
-pub fn refuse(index: usize, code: CUresult) -> CUresult {
-    enter(index);
+pub fn refuse(code: CUresult) -> CUresult {
+    counts::count();
     match session() {
         Ok(_) => code,
         Err(error) => error.0,

@@ -3,7 +3,7 @@
 //! The worker has one CUDA context for each device; the contexts of a program are separate objects here. Queries
 //! about them cause no request.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ffi::c_void;
 use std::num::NonZero;
 use std::sync::OnceLock;
@@ -21,6 +21,7 @@ use crate::handle::{self, Table};
 use crate::object::core_dump;
 use crate::object::storage::Storage;
 use crate::session::{self, Manner, OnDevice, Session};
+use crate::thread::THREAD;
 use crate::types::CUcontext;
 
 /// Record of a context.
@@ -48,12 +49,23 @@ static PRIMARY: OnceLock<Result<Vec<Handle<ContextKind>>>> = OnceLock::new();
 static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// Context on top of the thread's stack, or null.
-    static CURRENT: Cell<CUcontext> = const { Cell::new(std::ptr::null_mut()) };
-    /// Contexts below the top.
+    /// Contexts below the top of the thread's stack.
     static BELOW: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
-    /// True on a thread that runs host functions, which may not call the driver. Such a thread never has a context.
-    static FORBIDDEN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns the context on top of the calling thread's stack, or null.
+#[inline]
+fn top() -> CUcontext {
+    THREAD.with(|thread| thread.context.get())
+}
+
+/// Replaces the top of the calling thread's stack. Returns the context that was there.
+fn replace_top(context: CUcontext) -> CUcontext {
+    THREAD.with(|thread| thread.context.replace(context))
+}
+
+fn is_forbidden() -> bool {
+    THREAD.with(|thread| thread.is_forbidden.get())
 }
 
 /// Session and context of a call.
@@ -199,10 +211,10 @@ pub fn find_peer(context: CUcontext) -> Result<(&'static Context, Handle<Context
 }
 
 /// Returns the `CUcontext` of the calling thread's current context, or null.
-#[inline]
+#[inline(always)]
 pub fn current() -> CUcontext {
-    let current = CURRENT.get();
-    if current.is_null() && FORBIDDEN.get() {
+    let current = top();
+    if current.is_null() && is_forbidden() {
         // A non-null result makes a call that first sets a context fail in that call, with that call's own code.
         return primary_context(0).map_or(current, |(_, handle)| handle);
     }
@@ -211,7 +223,7 @@ pub fn current() -> CUcontext {
 
 /// Returns how the calling thread waits, by the flags of its current context.
 pub fn manner() -> Manner {
-    find(CURRENT.get()).map_or(Manner::Auto, |(context, _)| context.manner())
+    find(top()).map_or(Manner::Auto, |(context, _)| context.manner())
 }
 
 /// Returns the number of processors, with which CUDA compares the number of active contexts (CUDA driver API,
@@ -222,10 +234,10 @@ fn processors() -> usize {
 }
 
 /// Returns the session and context of the calling thread, or error 201 if it has no context.
-#[inline]
+#[inline(always)]
 pub fn scope() -> Result<Scope> {
     let session = session::session()?;
-    let current = CURRENT.get();
+    let current = top();
     if current.is_null() {
         return Err(no_context());
     }
@@ -272,11 +284,11 @@ fn no_context() -> CuError {
 
 /// Forbids calls that need a context on this thread from now on.
 pub fn forbid_calls() {
-    FORBIDDEN.set(true);
+    THREAD.with(|thread| thread.is_forbidden.set(true));
 }
 
 fn permitted() -> Result {
-    if FORBIDDEN.get() {
+    if is_forbidden() {
         Err(CuError::NOT_PERMITTED)
     } else {
         Ok(())
@@ -294,7 +306,7 @@ pub fn scope_or_primary() -> Result<Scope> {
 
 /// Returns the calling thread's scope, or the scope of the context with this index if the thread has no context, for
 /// calls that name an object of a context.
-#[inline]
+#[inline(always)]
 pub fn scope_or(number: impl FnOnce() -> Result<u32>) -> Result<Scope> {
     match scope() {
         Err(CuError::INVALID_CONTEXT) => Ok(scope_numbered(session::session()?, number()?)),
@@ -346,17 +358,17 @@ pub fn others_active(device: usize) -> bool {
 
 /// Replaces the top of the calling thread's stack; null removes the top.
 pub fn set_current(context: CUcontext) -> Result {
-    if FORBIDDEN.get() {
+    if is_forbidden() {
         return Ok(());
     }
     if context.is_null() {
         let below = BELOW.with_borrow_mut(Vec::pop);
-        CURRENT.set(std::ptr::with_exposed_provenance_mut(below.unwrap_or(0)));
+        replace_top(std::ptr::with_exposed_provenance_mut(below.unwrap_or(0)));
         return Ok(());
     }
     // A primary context may be made current before it is retained; runtimes do so.
     find(context).ok_or(CuError::INVALID_CONTEXT)?;
-    CURRENT.set(context);
+    replace_top(context);
     Ok(())
 }
 
@@ -364,7 +376,7 @@ pub fn set_current(context: CUcontext) -> Result {
 pub fn push(context: CUcontext) -> Result {
     permitted()?;
     find(context).ok_or(CuError::INVALID_CONTEXT)?;
-    let covered = CURRENT.replace(context);
+    let covered = replace_top(context);
     if !covered.is_null() {
         BELOW.with_borrow_mut(|below| below.push(covered.expose_provenance()));
     }
@@ -373,12 +385,12 @@ pub fn push(context: CUcontext) -> Result {
 
 /// Pops the top of the calling thread's stack.
 pub fn pop() -> Result<CUcontext> {
-    let top = CURRENT.get();
+    let top = top();
     if top.is_null() {
         return Err(CuError::INVALID_CONTEXT);
     }
     let below = BELOW.with_borrow_mut(Vec::pop);
-    CURRENT.set(std::ptr::with_exposed_provenance_mut(below.unwrap_or(0)));
+    replace_top(std::ptr::with_exposed_provenance_mut(below.unwrap_or(0)));
     Ok(top)
 }
 
@@ -457,7 +469,7 @@ pub fn destroy(context: CUcontext) -> Result {
     }
     facts.set_active(false);
     facts.clear(context);
-    if CURRENT.get() == context {
+    if top() == context {
         pop()?;
     }
     CONTEXTS.retire(handle).ok_or(CuError::INVALID_CONTEXT)?;

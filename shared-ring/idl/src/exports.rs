@@ -14,12 +14,12 @@ use crate::table::{Data, Direction, Forwarded, Function, FunctionBody, Parameter
 /// - `crate::calls::NAME(parameters) -> Result`, for every function that is neither unsupported nor a plain
 ///   return code nor served by another (`calls`), with parameters of the types in `crate::parameter`; a function that depends on the
 ///   default stream gets a `DefaultStream` first; `crate::calls::code(Result) -> CUresult`;
-/// - `crate::runtime::enter(usize)` at each call, with the function's index in `FUNCTIONS`;
+/// - `crate::runtime::enter::<INDEX>()` at each call, with the function's index in `FUNCTIONS`;
 /// - `crate::runtime::tracing() -> bool`, and when it is true
 ///   `crate::runtime::trace(usize, core::fmt::Arguments, CUresult)` after the call;
 /// - `crate::runtime::unsupported(usize) -> CUresult`;
 /// - for a plain return code `Out::clear()` for every result, and then
-///   `crate::runtime::refuse(usize, CUresult) -> CUresult`;
+///   `crate::runtime::refuse(CUresult) -> CUresult`;
 /// - with the feature `mutants`, `crate::mutants::returns_at_once(usize) -> bool`.
 ///
 /// The types of `crate::parameter` are addresses in C, so the exports have them as parameters. Only a list needs an
@@ -83,7 +83,7 @@ fn export(table: &Table, index: usize, function: &Function) -> TokenStream {
             quote! {
                 /// CUDA driver API: always returns this code, without results.
             },
-            refused(&index, forwarded, code),
+            refused(forwarded, code),
         ),
         None => {
             let per_thread = matches!(function.body, FunctionBody::PerThread(_));
@@ -113,12 +113,12 @@ fn export(table: &Table, index: usize, function: &Function) -> TokenStream {
     }
 }
 
-fn refused(index: &Literal, forwarded: &Forwarded, code: u32) -> TokenStream {
+fn refused(forwarded: &Forwarded, code: u32) -> TokenStream {
     let code = Literal::u32_unsuffixed(code);
     let results: Vec<Ident> = names(forwarded);
     quote! {
         #(#results.clear();)*
-        crate::runtime::refuse(#index, #code)
+        crate::runtime::refuse(#code)
     }
 }
 
@@ -161,7 +161,7 @@ fn served(
         .collect();
     let shown = shown.join(", ");
     quote! {
-        crate::runtime::enter(#index);
+        crate::runtime::enter::<#index>();
         let result = {
             #lists
             crate::calls::code(crate::calls::#function(#default #(#arguments),*))
