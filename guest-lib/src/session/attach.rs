@@ -4,8 +4,8 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Once, OnceLock};
 
 use wormhole_api::{DeviceDescribe, PROTOCOL_HASH};
 use wormhole_connect::{ConnectError, WINDOW, environment::trusted};
@@ -267,6 +267,7 @@ fn map(
         may_have_output: AtomicBool::new(false),
         last_output: Mutex::new(()),
         devices: Vec::new(),
+        on: OnceLock::new(),
     })
 }
 

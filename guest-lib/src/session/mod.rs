@@ -20,8 +20,8 @@ mod transport;
 mod wait;
 mod watch;
 
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Once, OnceLock};
 
 use wormhole_lock::Mutex;
 use wormhole_ring::fence::Fences;
@@ -40,7 +40,7 @@ pub use self::files::MappedFile;
 use self::fork::WipedPointer;
 use self::transport::Way;
 pub use self::wait::Manner;
-use crate::device::Device;
+use crate::device::{Device, MOST};
 use crate::error::{CuError, Result};
 use crate::{counts, log};
 
@@ -71,42 +71,51 @@ pub struct Session {
     last_output: Mutex<()>,
     /// Devices that the program sees, indexed by ordinal.
     devices: Vec<Device>,
+    /// The session with each device, made at first use.
+    on: OnceLock<Box<[Place; MOST]>>,
 }
 
-/// The session together with one of its devices.
-#[derive(Clone, Copy, Debug)]
-pub struct OnDevice {
+/// A session with one of its devices.
+#[derive(Debug)]
+struct Place {
     session: &'static Session,
-    ordinal: u16,
+    ordinal: usize,
     /// The device's number at the backend.
     number: u16,
 }
 
+/// The session together with one of its devices. One pointer, so that calls pass it in a register.
+#[derive(Clone, Copy, Debug)]
+pub struct OnDevice(&'static Place);
+
 impl std::ops::Deref for OnDevice {
     type Target = Session;
 
+    #[inline]
     fn deref(&self) -> &Session {
-        self.session
+        self.0.session
     }
 }
 
 impl OnDevice {
     /// Returns the device's ordinal in the program.
+    #[inline]
     pub fn ordinal(self) -> usize {
-        self.ordinal.into()
+        self.0.ordinal
     }
 
     /// Returns the device's number at the backend.
     pub fn number(self) -> u32 {
-        self.number.into()
+        self.0.number.into()
     }
 
     pub fn device(self) -> &'static Device {
-        &self.session.devices[self.ordinal()]
+        &self.0.session.devices[self.ordinal()]
     }
 
+    #[inline]
     pub fn session(self) -> &'static Session {
-        self.session
+        self.0.session
     }
 }
 
@@ -223,12 +232,17 @@ impl Session {
     /// Returns the session with one of its devices, which must exist.
     #[inline]
     pub fn on(&'static self, ordinal: usize) -> OnDevice {
-        let number = self.devices.get(ordinal).map_or(0, |device| device.number);
-        OnDevice {
+        let all = self.on.get_or_init(|| self.places());
+        OnDevice(all.get(ordinal).unwrap_or(&all[0]))
+    }
+
+    #[cold]
+    fn places(&'static self) -> Box<[Place; MOST]> {
+        Box::new(std::array::from_fn(|ordinal| Place {
             session: self,
-            ordinal: u16::try_from(ordinal).unwrap_or(0),
-            number,
-        }
+            ordinal,
+            number: self.devices.get(ordinal).map_or(0, |device| device.number),
+        }))
     }
 
     /// Returns true if a range is reserved for device memory, so that no mapping of the program lies there.

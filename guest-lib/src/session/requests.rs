@@ -23,7 +23,7 @@ impl OnDevice {
     pub fn record<M: Message>(self, message: &M) -> Result {
         self.alive()?;
         let _passage = gate::enter::<M>();
-        self.send(RecordHead::record(M::ID).on(self.number), message)
+        self.send(RecordHead::record(M::ID).on(self.0.number), message)
     }
 
     /// Sends a message and waits until it has been executed; `read` decodes the answer.
@@ -51,7 +51,7 @@ impl OnDevice {
         message: &M,
         read: impl FnOnce(M::Reply<'_>) -> R,
     ) -> Result<R> {
-        self.ask(self.number, message, read)
+        self.ask(self.0.number, message, read)
     }
 }
 
