@@ -6,6 +6,7 @@
 pub mod attributes;
 mod due;
 pub mod output;
+mod progress;
 pub mod release;
 mod throttle;
 
@@ -19,6 +20,7 @@ use wormhole_api::{
 use wormhole_lock::{Mutex, MutexGuard};
 
 use self::attributes::{PRIORITY, StreamAttributes};
+use self::progress::{Counter, Progress};
 use self::release::RELEASES;
 use self::throttle::BATCHES;
 use crate::device::MOST;
@@ -43,14 +45,10 @@ pub struct Stream {
     /// Index of the context that owns the stream, and its device's ordinal.
     pub context: AtomicU32,
     device: AtomicUsize,
-    /// Number of operations submitted so far, incremented after each was written to the ring.
-    work: AtomicU64,
-    /// Number of kernels among the operations: only kernels can fault.
-    launches: AtomicU64,
-    /// Number of operations known to be complete.
-    complete: AtomicU64,
-    /// Number of kernels known to be complete.
-    launches_complete: AtomicU64,
+    /// Operations submitted so far, each counted after it was written to the ring. Only the kernels among them can fault.
+    work: Counter,
+    /// Operations known to be complete. Written under the lock of the timeline.
+    complete: Counter,
     /// 1 while the stream is captured. For a legacy stream, the number of captured blocking streams.
     captured: AtomicU32,
     timeline: Mutex<Timeline>,
@@ -61,9 +59,8 @@ pub struct Stream {
 #[derive(Debug, Default)]
 struct Timeline {
     line: Option<FenceLine>,
-    /// Numbers of operations and kernels that the last issued value covers.
-    covered: u64,
-    launches_covered: u64,
+    /// Operations that the last issued value covers.
+    covered: Progress,
     /// Fences at the ends of the last batches, oldest first.
     batches: [Option<Cover>; BATCHES],
 }
@@ -80,15 +77,13 @@ pub struct Target {
 pub struct Cover {
     pub fence: Fence,
     pub value: u64,
-    work: u64,
-    launches: u64,
+    work: Progress,
 }
 
 /// Operations of a stream that are covered by another stream's fence.
 struct Covered {
     target: Target,
-    work: u64,
-    launches: u64,
+    work: Progress,
 }
 
 /// Lock held while a stream is created or ends, and while messages name streams of other threads: a stream is live here
@@ -107,15 +102,12 @@ impl Stream {
             id: AtomicU64::new(STREAM_LEGACY),
             context: AtomicU32::new(0),
             device: AtomicUsize::new(0),
-            work: AtomicU64::new(0),
-            launches: AtomicU64::new(0),
-            complete: AtomicU64::new(0),
-            launches_complete: AtomicU64::new(0),
+            work: Counter::new(),
+            complete: Counter::new(),
             captured: AtomicU32::new(0),
             timeline: Mutex::new(Timeline {
                 line: None,
-                covered: 0,
-                launches_covered: 0,
+                covered: Progress::START,
                 batches: [None; BATCHES],
             }),
             attributes: Mutex::new(StreamAttributes::NEW),
@@ -123,14 +115,8 @@ impl Stream {
     }
 
     fn reset_counts(&self) {
-        for count in [
-            &self.work,
-            &self.launches,
-            &self.complete,
-            &self.launches_complete,
-        ] {
-            count.store(0, Ordering::Relaxed);
-        }
+        self.work.store(Progress::START);
+        self.complete.store(Progress::START);
     }
 }
 
@@ -413,23 +399,25 @@ impl Stream {
     }
 
     fn is_dirty(&self) -> bool {
-        self.complete.load(Ordering::Acquire) < self.work.load(Ordering::Acquire)
+        self.complete.load().operations() < self.work.load().operations()
     }
 
     fn may_fault(&self) -> bool {
-        self.launches_complete.load(Ordering::Acquire) < self.launches.load(Ordering::Acquire)
+        self.complete.load().lacks_kernels_of(self.work.load())
     }
 
-    fn completed(&self, work: u64, launches: u64) {
-        self.complete.fetch_max(work, Ordering::AcqRel);
-        self.launches_complete.fetch_max(launches, Ordering::AcqRel);
+    /// Records work as complete.
+    fn completed(&self, _timeline: &Timeline, work: Progress) {
+        if work.operations() > self.complete.load().operations() {
+            self.complete.store(work);
+        }
     }
 }
 
 impl Target {
     /// Returns the number of the stream's operations so far.
     pub fn work(self) -> u64 {
-        self.stream.work.load(Ordering::Acquire)
+        self.stream.work.load().operations()
     }
 
     /// Returns whether all work of the stream is known to be complete.
@@ -477,8 +465,7 @@ impl Target {
     /// Asks the device to write the stream's next fence value.
     fn issue(self, scope: Scope, timeline: &mut Timeline) -> Result<Cover> {
         // The work was counted after it was written, so all work counted here precedes the fence in the ring.
-        let work = self.stream.work.load(Ordering::Acquire);
-        let launches = self.stream.launches.load(Ordering::Acquire);
+        let work = self.stream.work.load();
         let mut line = match timeline.line {
             Some(line) => line,
             None => scope.session.take_fence()?,
@@ -492,12 +479,10 @@ impl Target {
         scope.session.record(&message)?;
         timeline.line = Some(line);
         timeline.covered = work;
-        timeline.launches_covered = launches;
         Ok(Cover {
             fence: line.fence,
             value: line.issued,
             work,
-            launches,
         })
     }
 
@@ -525,16 +510,16 @@ impl Target {
 
     fn wait_in(self, manner: Manner, scope: Scope, cover: Cover) -> Result {
         scope.session.wait_fence(cover.fence, cover.value, manner)?;
-        self.completed(cover.work, cover.launches);
+        self.completed(cover.work);
         Ok(())
     }
 
     /// Records work as complete, unless another thread has destroyed the stream. The lock prevents that the table entry is
     /// reused for another stream meanwhile, for which the counts would be wrong.
-    fn completed(self, work: u64, launches: u64) {
-        let _timeline = self.stream.timeline();
+    fn completed(self, work: Progress) {
+        let timeline = self.stream.timeline();
         if self.handle.is_legacy() || STREAMS.get(self.handle).is_some() {
-            self.stream.completed(work, launches);
+            self.stream.completed(&timeline, work);
         }
     }
 
@@ -552,7 +537,7 @@ impl Target {
                 let cover = self.fence_now(scope)?;
                 self.wait(scope, cover)?;
                 for covered in others {
-                    covered.target.completed(covered.work, covered.launches);
+                    covered.target.completed(covered.work);
                 }
                 return Ok(());
             }
@@ -579,10 +564,9 @@ impl Target {
             pool_reuse::free_in_order(scope, |stream| stream == self.handle)?;
             RELEASES.take(Some(self.handle));
         }
-        let work = self.stream.work.load(Ordering::Acquire);
-        let launches = self.stream.launches.load(Ordering::Acquire);
+        let work = self.stream.work.load();
         output::synchronize(scope, self.device(scope), Some(self.handle))?;
-        self.completed(work, launches);
+        self.completed(work);
         Ok(())
     }
 
@@ -600,7 +584,7 @@ impl Target {
         let covered = self.covered();
         match covered {
             Some(cover) if scope.session.fence_reached(cover.fence, cover.value)? => {
-                self.completed(cover.work, cover.launches);
+                self.completed(cover.work);
                 Ok(())
             }
             Some(_) => Err(CuError::NOT_READY),
@@ -614,13 +598,12 @@ impl Target {
     }
 
     fn ask(self, scope: Scope) -> Result {
-        let work = self.stream.work.load(Ordering::Acquire);
-        let launches = self.stream.launches.load(Ordering::Acquire);
+        let work = self.stream.work.load();
         let message = StreamQuery {
             stream: self.handle,
         };
         scope.session.request(&message, |()| ())?;
-        self.completed(work, launches);
+        self.completed(work);
         Ok(())
     }
 
@@ -628,11 +611,11 @@ impl Target {
     fn covered(self) -> Option<Cover> {
         let timeline = self.stream.timeline();
         let line = timeline.line?;
-        (timeline.covered >= self.stream.work.load(Ordering::Acquire)).then_some(Cover {
+        let covered = timeline.covered;
+        (covered.operations() >= self.work()).then_some(Cover {
             fence: line.fence,
             value: line.issued,
-            work: timeline.covered,
-            launches: timeline.launches_covered,
+            work: covered,
         })
     }
 
@@ -663,8 +646,7 @@ fn blocking_work(scope: Scope) -> Vec<Covered> {
         .filter(|(_, stream)| stream.is_blocking_on(scope) && stream.is_dirty())
         .map(|(handle, stream)| Covered {
             target: Target { handle, stream },
-            work: stream.work.load(Ordering::Acquire),
-            launches: stream.launches.load(Ordering::Acquire),
+            work: stream.work.load(),
         })
         .collect()
 }
@@ -742,8 +724,13 @@ pub fn owner(stream: CUstream) -> Result<u32> {
 
 /// Resolves the `CUstream` of a call. Returns it with the calling thread's scope, or with the scope of the stream's
 /// context if the thread has no current context.
-#[inline]
 pub fn target(default: DefaultStream, stream: CUstream) -> Result<(Scope, Target)> {
+    target_here(default, stream)
+}
+
+/// As [`target`], inlined, for the calls that programs make most often.
+#[inline(always)]
+pub fn target_here(default: DefaultStream, stream: CUstream) -> Result<(Scope, Target)> {
     let scope = context::scope_or(|| owner(stream))?;
     let target = resolve(scope, default, stream)?;
     Ok((scope, target))

@@ -2,9 +2,8 @@
 //!
 //! Each batch of operations ends with a fence. A thread that finds three incomplete batches waits for the oldest.
 
-use std::sync::atomic::Ordering;
-
 use super::Target;
+use super::progress::Progress;
 use crate::error::Result;
 use crate::object::context::{self, Scope};
 use crate::session::Manner;
@@ -21,23 +20,27 @@ impl Target {
     /// incomplete ones.
     #[inline]
     pub fn worked(self, scope: Scope) -> Result {
-        let work = self.stream.work.fetch_add(1, Ordering::AcqRel) + 1;
-        if work.is_multiple_of(BATCH) {
-            self.end_batch(scope)?;
-        }
-        let complete = self.stream.complete.load(Ordering::Acquire);
-        if work.saturating_sub(complete) >= LIMIT {
-            self.throttle(scope, work - LIMIT)
-        } else {
-            Ok(())
-        }
+        self.count(scope, Progress::OPERATION)
     }
 
     /// Counts a kernel in the same way.
     #[inline]
     pub fn launched(self, scope: Scope) -> Result {
-        self.stream.launches.fetch_add(1, Ordering::AcqRel);
-        self.worked(scope)
+        self.count(scope, Progress::KERNEL)
+    }
+
+    #[inline]
+    fn count(self, scope: Scope, operation: Progress) -> Result {
+        let work = self.stream.work.add(operation).operations();
+        if work.is_multiple_of(BATCH) {
+            self.end_batch(scope)?;
+        }
+        let complete = self.stream.complete.load().operations();
+        if work.saturating_sub(complete) >= LIMIT {
+            self.throttle(scope, work - LIMIT)
+        } else {
+            Ok(())
+        }
     }
 
     #[cold]
@@ -55,7 +58,7 @@ impl Target {
         let ended = {
             let timeline = self.stream.timeline();
             let covers = timeline.batches.iter().flatten();
-            covers.copied().find(|cover| cover.work > work)
+            covers.copied().find(|cover| cover.work.operations() > work)
         };
         // The thread that ends the batch may not have issued its fence yet.
         let cover = match ended {
