@@ -29,6 +29,34 @@ const PLACES: usize = {
 /// Greatest number of devices of a process.
 pub const MOST: usize = MOST_DEVICES;
 
+/// Limits of a device's launches, from its attributes.
+#[derive(Clone, Copy, Debug)]
+pub struct LaunchLimits {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    /// Threads, registers and bytes of shared memory of a block.
+    pub threads: u32,
+    pub registers: u32,
+    pub shared: u32,
+}
+
+impl LaunchLimits {
+    fn of(attributes: &[i32; PLACES]) -> Self {
+        let value = |id: i32| {
+            let value = usize::try_from(id).ok().and_then(|id| attributes.get(id));
+            value.map_or(0, |value| u32::try_from(*value).unwrap_or(0))
+        };
+        let three = |first: i32| [value(first), value(first + 1), value(first + 2)];
+        Self {
+            grid: three(attribute::MAX_GRID_DIM_X),
+            block: three(attribute::MAX_BLOCK_DIM_X),
+            threads: value(attribute::MAX_THREADS_PER_BLOCK),
+            registers: value(attribute::MAX_REGISTERS_PER_BLOCK),
+            shared: value(attribute::MAX_SHARED_MEMORY_PER_BLOCK),
+        }
+    }
+}
+
 /// A device of this process.
 #[derive(Debug)]
 pub struct Device {
@@ -41,6 +69,7 @@ pub struct Device {
     pub priorities: (i32, i32),
     pub name: CString,
     attributes: [i32; PLACES],
+    pub launches: LaunchLimits,
     /// Number of streams that were destroyed with work under way. No fence covers that work, and a synchronization of
     /// the whole device must wait for it too.
     pub orphaned: AtomicU64,
@@ -79,6 +108,7 @@ impl Device {
             uuid: reply.uuid,
             priorities: (reply.least_priority, reply.greatest_priority),
             name: CString::new(name).unwrap_or_default(),
+            launches: LaunchLimits::of(&attributes),
             attributes,
             orphaned: AtomicU64::new(0),
             orphaned_complete: AtomicU64::new(0),

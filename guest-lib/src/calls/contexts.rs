@@ -55,6 +55,7 @@ pub(super) fn scope_of(ctx: CUcontext) -> Result<Scope> {
     Ok(context::scope_in(session()?, context, handle))
 }
 
+#[inline(always)]
 pub fn cuCtxGetCurrent(pctx: Out<'_, CUcontext>) -> Result {
     session()?;
     pctx.put(context::current())

@@ -6,7 +6,7 @@ use crate::graph::submit::{Operation, submit};
 use crate::memory::residence;
 use crate::object::context::Scope;
 use crate::object::event::Record;
-use crate::object::stream::target;
+use crate::object::stream::target_here;
 use crate::object::{context, event};
 use crate::parameter::Out;
 use crate::types::{CUevent, CUstream, DefaultStream};
@@ -21,13 +21,14 @@ pub fn cuEventDestroy_v2(hEvent: CUevent) -> Result {
     event::destroy(event::scope(hEvent)?, hEvent)
 }
 
+#[inline(always)]
 pub fn cuEventRecordWithFlags(
     default: DefaultStream,
     hEvent: CUevent,
     hStream: CUstream,
     flags: u32,
 ) -> Result {
-    let (scope, target) = target(default, hStream)?;
+    let (scope, target) = target_here(default, hStream)?;
     if flags & !1 != 0 {
         return Err(CuError::INVALID_VALUE);
     }

@@ -10,7 +10,7 @@ use crate::graph::order::join_streams;
 use crate::graph::submit::{Operation, submit};
 use crate::object::context::Scope;
 use crate::object::function;
-use crate::object::stream::{Target, target};
+use crate::object::stream::{Target, target, target_here};
 use crate::parameter::{In, Pointer};
 use crate::session::session;
 use crate::types::{
@@ -19,7 +19,7 @@ use crate::types::{
 use crate::work::launch::{Arguments, Attributes, Launch, Shape, with_launch};
 
 /// Launches a kernel.
-#[inline]
+#[inline(always)]
 pub(super) fn launch(
     scope: Scope,
     target: Target,
@@ -39,7 +39,7 @@ pub(super) fn attributes_of(config: &CUlaunchConfig) -> Result<Attributes> {
     Attributes::read(list.values()?)
 }
 
-#[inline]
+#[inline(always)]
 pub fn cuLaunchKernel(
     default: DefaultStream,
     f: CUfunction,
@@ -54,7 +54,7 @@ pub fn cuLaunchKernel(
     kernelParams: Pointer<'_, *mut c_void>,
     extra: Pointer<'_, *mut c_void>,
 ) -> Result {
-    let (scope, target) = target(default, hStream)?;
+    let (scope, target) = target_here(default, hStream)?;
     let shape = Shape {
         grid: [gridDimX, gridDimY, gridDimZ],
         block: [blockDimX, blockDimY, blockDimZ],

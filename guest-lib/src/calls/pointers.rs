@@ -40,6 +40,7 @@ impl Value {
 }
 
 /// Returns an attribute of an address in an allocation, or `None` if the attribute does not apply to it.
+#[inline]
 fn value(
     attribute: CUpointer_attribute,
     address: u64,
@@ -114,6 +115,7 @@ fn null_value(attribute: CUpointer_attribute) -> Result<Value> {
     })
 }
 
+#[inline(always)]
 pub fn cuPointerGetAttribute(
     data: Pointer<'_, c_void>,
     attribute: CUpointer_attribute,

@@ -216,6 +216,7 @@ pub struct Record {
 
 impl Record {
     /// Checks an event record. Fails if the event belongs to another device than the stream.
+    #[inline]
     pub fn new(scope: Scope, target: Target, event: CUevent, flags: u32) -> Result<Self> {
         let (event, facts) = find(event)?;
         if facts.device.load(Ordering::Relaxed) != target.device(scope) {

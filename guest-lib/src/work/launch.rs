@@ -14,7 +14,7 @@ use wormhole_api::constants::launch_param::{BUFFER_POINTER, BUFFER_SIZE, END};
 use wormhole_api::handle::{Event as EventKind, Function as FunctionKind};
 use wormhole_api::{Handle, Items, LaunchAttribute, LaunchKernel, Parameter};
 
-use crate::device::{Device, attribute as device_attribute};
+use crate::device::{Device, LaunchLimits, attribute as device_attribute};
 use crate::error::{CuError, Result};
 use crate::object::context::Scope;
 use crate::object::event;
@@ -42,50 +42,41 @@ pub struct Shape {
 
 /// Limits of a device and a function.
 #[derive(Clone, Copy, Debug)]
-struct Limits {
-    grid: [u32; 3],
-    block: [u32; 3],
-    /// Threads of a block: the device's limit, and below it this function's.
+struct Limits<'a> {
+    device: &'a LaunchLimits,
+    /// Threads of a block of this function.
     threads: u32,
-    function_threads: u32,
-    /// Registers of a block, the device's limit; and below it registers of a thread of this function.
-    registers: u32,
+    /// Registers of a thread of this function.
     thread_registers: u32,
     /// Dynamic shared memory of this function, bytes.
     shared: u32,
 }
 
-impl Limits {
-    fn of(device: &Device, function: &Function) -> Self {
-        let value = |id: i32| u32::try_from(device.value(id)).unwrap_or(0);
-        let three = |first: i32| [value(first), value(first + 1), value(first + 2)];
-        let threads = value(device_attribute::MAX_THREADS_PER_BLOCK);
+impl<'a> Limits<'a> {
+    #[inline(always)]
+    fn of(device: &'a Device, function: &Function) -> Self {
+        let device = &device.launches;
         let known = |id: i32| {
             function
                 .known(id)
                 .and_then(|value| u32::try_from(value).ok())
         };
         Self {
-            grid: three(device_attribute::MAX_GRID_DIM_X),
-            block: three(device_attribute::MAX_BLOCK_DIM_X),
-            threads,
-            function_threads: known(attribute::MAX_THREADS_PER_BLOCK).unwrap_or(threads),
-            registers: value(device_attribute::MAX_REGISTERS_PER_BLOCK),
+            device,
+            threads: known(attribute::MAX_THREADS_PER_BLOCK).unwrap_or(device.threads),
             thread_registers: known(attribute::NUM_REGS).unwrap_or(0),
             shared: known(attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES).unwrap_or_else(|| {
                 let used = known(attribute::SHARED_SIZE_BYTES).unwrap_or(0);
-                value(device_attribute::MAX_SHARED_MEMORY_PER_BLOCK).saturating_sub(used)
+                device.shared.saturating_sub(used)
             }),
         }
     }
-}
 
-impl Limits {
     /// Returns true if the registers suffice for a block of `threads` threads. They are allocated to a warp in units of
     /// 256.
     fn have_registers(&self, threads: u64) -> bool {
         let warp = (u64::from(self.thread_registers) * 32).next_multiple_of(256);
-        threads.div_ceil(32) * warp <= u64::from(self.registers)
+        threads.div_ceil(32) * warp <= u64::from(self.device.registers)
     }
 }
 
@@ -99,22 +90,22 @@ impl Shape {
     }
 
     /// Checks what the native driver checks at the call, with its codes.
-    #[inline]
-    fn check(&self, limits: &Limits) -> Result {
+    #[inline(always)]
+    fn check(&self, limits: &Limits<'_>) -> Result {
         let within = |sizes: [u32; 3], limits: [u32; 3]| {
             sizes
                 .iter()
                 .zip(limits)
                 .all(|(size, limit)| (1..=limit).contains(size))
         };
-        if !within(self.grid, limits.grid) || !within(self.block, limits.block) {
+        if !within(self.grid, limits.device.grid) || !within(self.block, limits.device.block) {
             return Err(CuError::INVALID_VALUE);
         }
         let threads: u64 = self.block.iter().map(|size| u64::from(*size)).product();
-        if threads > u64::from(limits.threads) || self.shared > limits.shared {
+        if threads > u64::from(limits.device.threads) || self.shared > limits.shared {
             return Err(CuError::INVALID_VALUE);
         }
-        if threads > u64::from(limits.function_threads) {
+        if threads > u64::from(limits.threads) {
             // The limit comes from the function's registers, or from its code (`.maxntid`).
             return Err(match limits.have_registers(threads) {
                 true => CuError::INVALID_VALUE,
@@ -420,7 +411,7 @@ static BLOCKING: LazyLock<bool> = LazyLock::new(|| {
 });
 
 /// Checks a launch, packs its parameters and hands it to `take`.
-#[inline]
+#[inline(always)]
 pub fn with_launch(
     scope: Scope,
     target: Target,
@@ -542,7 +533,7 @@ pub struct Launch<'a> {
 }
 
 impl Launch<'_> {
-    #[inline]
+    #[inline(always)]
     pub fn send(self, scope: Scope, target: Target) -> Result {
         let attributes = self.attributes;
         let message = LaunchKernel {
@@ -571,7 +562,7 @@ impl Launch<'_> {
 
 /// Sends a launch: as a request if the device may refuse it at the call, as a record if it has accepted such a launch
 /// before.
-#[inline]
+#[inline(always)]
 fn send(
     scope: Scope,
     facts: &Function,
@@ -580,26 +571,33 @@ fn send(
     message: &LaunchKernel<'_>,
 ) -> Result {
     let in_clusters = attributes.cluster != [0; 3] || facts.demands_cluster();
-    let special = attributes.cooperative || in_clusters;
-    if facts.launched.load(Ordering::Relaxed) && !special {
-        return scope.session.record(message);
-    }
-    let configuration = Configuration {
+    let configuration = || Configuration {
         grid: shape.grid,
         block: shape.block,
         shared: shape.shared,
         cluster: attributes.cluster,
         cooperative: attributes.cooperative,
     };
-    if special && facts.agreed(&configuration) {
+    let special = attributes.cooperative || in_clusters;
+    let is_accepted = match special {
+        true => facts.agreed(&configuration()),
+        false => facts.launched.load(Ordering::Relaxed),
+    };
+    if is_accepted {
+        // One place, so that the compiler inlines it.
         return scope.session.record(message);
     }
-    scope.session.request(message, |()| ())?;
+    request(scope, message)?;
     facts.launched.store(true, Ordering::Relaxed);
     if special {
-        facts.agree(configuration);
+        facts.agree(configuration());
     }
     Ok(())
+}
+
+#[cold]
+fn request(scope: Scope, message: &LaunchKernel<'_>) -> Result {
+    scope.session.request(message, |()| ())
 }
 
 #[cfg(test)]
@@ -608,12 +606,15 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits = Limits {
-        grid: [2_147_483_647, 65535, 65535],
-        block: [1024, 1024, 64],
-        threads: 1024,
-        function_threads: 768,
-        registers: 65536,
+    const LIMITS: Limits<'static> = Limits {
+        device: &LaunchLimits {
+            grid: [2_147_483_647, 65535, 65535],
+            block: [1024, 1024, 64],
+            threads: 1024,
+            registers: 65536,
+            shared: 49152,
+        },
+        threads: 768,
         thread_registers: 81,
         shared: 49152,
     };
@@ -652,7 +653,7 @@ mod tests {
         assert_eq!(many.check(&LIMITS), Err(CuError::LAUNCH_OUT_OF_RESOURCES));
         // 80 registers of each thread are there for 800 threads, but no more.
         let bound = Limits {
-            function_threads: 128,
+            threads: 128,
             thread_registers: 80,
             ..LIMITS
         };
