@@ -4,11 +4,12 @@ use std::fs;
 
 use wormhole_api::{
     CloseAllocation, Decode, DevicePtr, Event, EventDestroy, Handle, MemAlloc, MemAllocReply,
-    MemCopy, MemCreate, MemFree, MemRelease, Memory, Message as ApiMessage, OpenAllocation,
-    OpenAllocationReply, OpenEvent, OpenMemory, OpenMemoryReply, OpenPointer, OpenPointerReply,
-    OpenPool, PartAlloc, PartFree, Pool, PoolAlloc, PoolAllocReply, PoolCreate, PoolDestroy,
-    ShareAddress, ShareAddressReply, ShareEvent, ShareEventReply, ShareMemory, ShareMemoryReply,
-    SharePool, SharePoolReply, SharedAddress, SharedEventCreate, SlabAlloc, SlabAllocReply,
+    MemCopy, MemCreate, MemFree, MemRelease, MemRename, Memory, Message as ApiMessage,
+    OpenAllocation, OpenAllocationReply, OpenEvent, OpenMemory, OpenMemoryReply, OpenPointer,
+    OpenPointerReply, OpenPool, PartAlloc, PartFree, Pool, PoolAlloc, PoolAllocReply, PoolCreate,
+    PoolDestroy, ShareAddress, ShareAddressReply, ShareEvent, ShareEventReply, ShareMemory,
+    ShareMemoryReply, SharePool, SharePoolReply, SharedAddress, SharedEventCreate, SlabAlloc,
+    SlabAllocReply,
 };
 use wormhole_backend_tests::backend::{
     Backend, Tenant, Workers, kill, limit_descriptors, wait_until,
@@ -428,6 +429,21 @@ fn memory_that_is_released_is_held_by_nobody() {
         succeeds(&mut exporter, &MemRelease { memory: new });
         assert_eq!(held(&backend), 0, "when the call has returned");
     }
+    // A handle that memory must not get changes nothing.
+    let (memory, other) = (exporter.mint(), exporter.mint());
+    let create = MemCreate {
+        new: memory,
+        bytes: UNIT,
+        handle_types: 1,
+    };
+    succeeds(&mut exporter, &create);
+    succeeds(&mut exporter, &ShareMemory { memory });
+    for _ in 0..2 {
+        let rename = MemRename { memory, new: other };
+        assert_eq!(exporter.call(&rename).status, INVALID_VALUE);
+    }
+    succeeds(&mut exporter, &MemRelease { memory });
+    assert_eq!(held(&backend), 0, "although another handle was refused");
 }
 
 #[test]

@@ -93,6 +93,11 @@ impl Shares {
         }));
     }
 
+    /// Returns whether mappable memory is shared.
+    pub fn shares_memory(&self, memory: Handle<Memory>) -> bool {
+        self.tokens.contains_key(&Key::Memory(memory))
+    }
+
     /// Forgets the tokens of mappable memory, if it has any. The returned closure withdraws them, and blocks until
     /// no other process holds the memory through the supervisor.
     pub fn unsharing(&mut self, memory: Handle<Memory>) -> Option<impl FnOnce() + Send + use<>> {

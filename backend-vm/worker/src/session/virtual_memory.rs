@@ -315,7 +315,7 @@ impl Serve<MemCreate> for Session {
 impl Serve<MemRename> for Session {
     fn serve(&mut self, _: &Call, message: &MemRename) -> Outcome<()> {
         let is_used = Arc::strong_count(self.objects.memories.get(message.memory)?) != 1;
-        if is_used || self.shares.unsharing(message.memory).is_some() {
+        if is_used || self.shares.shares_memory(message.memory) {
             return Err(CuResult::INVALID_VALUE);
         }
         let memory = self.objects.memories.remove(message.memory)?;
