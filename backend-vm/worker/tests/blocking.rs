@@ -11,10 +11,10 @@ use wormhole_api::handle::Key;
 use wormhole_api::{
     ContextGetLimit, ContextGetLimitReply, ContextSetLimit, CuResult, Decode, DevicePtr, Element,
     Fence, FenceWrite, Function, FunctionGetAttribute, FunctionSetAttribute,
-    FunctionSetCacheConfig, Handle, Items, LaunchKernel, LibraryGetModule, MemAlloc, MemAllocReply,
-    MemFree, MemGetInfo, MemGetInfoReply, MemSet, Message, Module, ModuleGetFunction,
-    ModuleGetGlobal, ModuleLoad, ModuleUnload, Occupancy, ResetPersistingL2, Stream, StreamCreate,
-    StreamDestroy, StreamQuery, TakeOutput,
+    FunctionSetCacheConfig, Handle, Items, LaunchKernel, LibraryGetModule, LibraryLoad,
+    LibraryLoadReply, MemAlloc, MemAllocReply, MemFree, MemGetInfo, MemGetInfoReply, MemSet,
+    Message, Module, ModuleGetFunction, ModuleGetGlobal, ModuleLoad, ModuleUnload, Occupancy,
+    ResetPersistingL2, Stream, StreamCreate, StreamDestroy, StreamQuery, TakeOutput,
 };
 use wormhole_backend_tests::backend::wait_until;
 use wormhole_backend_tests::messages::{library_load, module_load};
@@ -237,6 +237,26 @@ fn a_request_that_waits_for_the_device_is_the_executors_while_that_has_no_work()
         device.wait_for("unload", round);
         assert_eq!(by("unload"), its_own, "unload: {busy}, {streams}");
     }
+}
+
+#[test]
+fn an_image_that_was_only_asked_for_its_place_is_not_loaded_by_the_executor() {
+    let ready = ready();
+    let (served, device, stream) = (&ready.served, &ready.device, ready.stream);
+    served.call(1, 10, &StreamQuery { stream });
+    let executor = device.threads("query_stream")[0];
+    device.wants_place.store(true, Ordering::Release);
+    let image = ready.load(ready.module);
+    let load = library_load(handle(1), image.image, image.bytes);
+    let payload = served.call(1, 11, &load);
+    assert_eq!(LibraryLoadReply::decode(&payload).unwrap().managed, 64);
+    let placed = LibraryLoad {
+        place: image.image,
+        place_bytes: image.bytes,
+        ..load
+    };
+    served.call(1, 12, &placed);
+    assert_ne!(device.threads("load").pop(), Some(executor));
 }
 
 #[test]

@@ -171,6 +171,7 @@ impl Session {
             let start = Instant::now();
             let loaded = device.load(&image, kind, &mut compiler.jit, place);
             let took = loaded.is_ok().then(|| start.elapsed());
+            let is_final = !matches!(loaded, Ok(Loading::NeedsPlace(_)));
             // SAFETY: as above.
             unsafe { compiler.write_logs() };
             if let Ok(Loading::Done(loaded)) = &loaded
@@ -186,7 +187,9 @@ impl Session {
             drop(image);
             Box::new(move |session: &mut Session| {
                 session.scratch.image_bytes -= bytes;
-                let is_quick = digest.is_some_and(|digest| session.quick_images.note(digest, took));
+                // A load that only asked for a place may not have come to the driver.
+                let noted = digest.filter(|_| is_final);
+                let is_quick = noted.is_some_and(|digest| session.quick_images.note(digest, took));
                 session.loaded(owner, new, loaded, place, is_quick)
             }) as Finish
         });

@@ -59,6 +59,8 @@ pub struct Recorder {
     pub keeps_memory: AtomicBool,
     /// Whether no memory is left for another allocation, executable graph or update of one.
     pub lacks_memory: AtomicBool,
+    /// Whether images have managed variables.
+    pub wants_place: AtomicBool,
     /// Whether all streams have work.
     pub is_busy: AtomicBool,
     /// Stream whose work has faulted. A query of the stream reports it.
@@ -112,6 +114,7 @@ impl Recorder {
             refuses_memory: AtomicBool::new(false),
             keeps_memory: AtomicBool::new(false),
             lacks_memory: AtomicBool::new(false),
+            wants_place: AtomicBool::new(false),
             is_busy: AtomicBool::new(false),
             faulted: Mutex::default(),
             crash: None,
@@ -518,9 +521,12 @@ impl Device for Recorder {
         _: &[u8],
         _: ImageKind,
         _: &mut Jit,
-        _: Option<ManagedPlace>,
+        place: Option<ManagedPlace>,
     ) -> Result<Loading> {
         self.arrive("load");
+        if place.is_none() && self.wants_place.load(Ordering::Acquire) {
+            return Ok(Loading::NeedsPlace(64));
+        }
         Ok(Loading::Done(LoadedModule {
             module: RawModule(self.make()),
             output: ImageOutput::None,
