@@ -3,6 +3,7 @@
 mod support;
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 use support::recorder::Recorder;
 use support::served::{Served, handle};
@@ -10,10 +11,13 @@ use wormhole_api::{
     Access, AddressFree, AddressReserve, AddressReserveReply, Decode, DevicePtr, Element, Handle,
     MemAlloc, MemAllocReply, MemCreate, MemFree, MemMap, MemRelease, MemRename, MemSet,
     MemSetAccess, MemUnmap, Memory, Message, Pool, PoolAlloc, PoolAllocReply, PoolCreate,
-    PoolDefault, PoolDestroy, PoolFree, PoolGetAttribute, Synchronize,
+    PoolDefault, PoolDestroy, PoolFree, PoolGetAttribute, ShareMemory, Synchronize,
 };
-use wormhole_backend_tests::backend::wait_until;
+use wormhole_backend_tests::backend::{PATIENCE, wait_until};
 use wormhole_device::Device;
+use wormhole_ring::control;
+use wormhole_worker::Tuning;
+use wormhole_worker::exchange::{Exchange, Reply};
 
 const INVALID_VALUE: u32 = wormhole_api::CuResult::INVALID_VALUE.0;
 const INVALID_HANDLE: u32 = wormhole_api::CuResult::INVALID_HANDLE.0;
@@ -27,8 +31,13 @@ struct Ready {
 }
 
 fn ready() -> Ready {
+    ready_to_share(Exchange::none())
+}
+
+fn ready_to_share(exchange: Exchange) -> Ready {
     let device = Arc::new(Recorder::new());
-    let served = Served::start(&(Arc::clone(&device) as Arc<dyn Device>), 3);
+    let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
+    let served = Served::start_sharing(devices, 3, Tuning::default(), exchange);
     Ready {
         device,
         served,
@@ -351,6 +360,41 @@ fn memory_gets_another_handle_unless_it_is_mapped() {
     assert_ne!(ready.status(&renamed), 0);
     let arrivals = ["create_memory", "mem_unmap"].map(|call| ready.device.arrivals(call));
     assert_eq!(arrivals, [2, 1]);
+}
+
+#[test]
+fn memory_keeps_its_handle_while_it_is_being_shared() {
+    let (sender, asked) = channel();
+    let exchange = Exchange::new(move |message, _| {
+        let id = match message {
+            control::Message::Share(share) => share.id,
+            control::Message::Unshare(unshare) => unshare.id,
+            message => panic!("{message:?}"),
+        };
+        sender.send(id).is_ok()
+    });
+    let mut ready = ready_to_share(exchange.clone());
+    let answer_next = || {
+        let id = asked.recv_timeout(PATIENCE).unwrap();
+        exchange.answer(id, 0, Reply::Token([7; 2]));
+    };
+    let memory = ready.create(1, UNIT);
+    ready.served.ask(1, 100, &ShareMemory { memory });
+    // The supervisor has the descriptor, and its token is still on the way.
+    let id = asked.recv_timeout(PATIENCE).unwrap();
+    let rename = MemRename {
+        memory,
+        new: handle(2),
+    };
+    assert_eq!(ready.status(&rename), INVALID_VALUE);
+    assert_eq!(ready.status(&MemRelease { memory }), INVALID_VALUE);
+    exchange.answer(id, 0, Reply::Token([7; 2]));
+    assert_eq!(ready.served.answer(1, 100).0, 0);
+    assert_eq!(ready.status(&rename), INVALID_VALUE);
+    ready.served.ask(1, 101, &MemRelease { memory });
+    answer_next();
+    assert_eq!(ready.served.answer(1, 101).0, 0);
+    assert_eq!(ready.device.arrivals("mem_release"), 1);
 }
 
 #[test]

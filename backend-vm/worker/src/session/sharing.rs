@@ -306,12 +306,17 @@ impl Serve<ShareMemory> for Session {
     fn serve(&mut self, call: &Call, message: &ShareMemory) -> Outcome<ShareMemoryReply> {
         let handle = message.memory;
         let memory = Arc::clone(self.objects.memories.get(handle)?);
+        // Until its token is entered, the memory is neither released nor named by another handle.
+        let kept = Arc::clone(&memory);
         self.share(
             call,
             memory.device().clone(),
             Key::Memory(handle),
             move |device| device.share_memory(memory.raw(), memory.bytes()),
-            |token| Answer::reply(&ShareMemoryReply { token }),
+            move |token| {
+                drop(kept);
+                Answer::reply(&ShareMemoryReply { token })
+            },
         )
     }
 }

@@ -16,6 +16,7 @@ use wormhole_ring::slot::{AnswerSlots, SlotIndex};
 use wormhole_ring::status::Status;
 use wormhole_worker::Tuning;
 use wormhole_worker::devices::Devices;
+use wormhole_worker::exchange::Exchange;
 use wormhole_worker::registrar::{Registrar, Registrations};
 use wormhole_worker::session::Event;
 use wormhole_worker::wake;
@@ -78,6 +79,16 @@ impl Served {
 
     /// Starts an executor whose launches may go to lanes and into chains.
     pub fn start_tuned(devices: Vec<Arc<dyn Device>>, seed: u64, tuning: Tuning) -> Self {
+        Self::start_sharing(devices, seed, tuning, Exchange::none())
+    }
+
+    /// Starts an executor that shares objects by an exchange.
+    pub fn start_sharing(
+        devices: Vec<Arc<dyn Device>>,
+        seed: u64,
+        tuning: Tuning,
+        exchange: Exchange,
+    ) -> Self {
         let devices = Devices::new(devices);
         let memory = OwnedMemory::segments(1);
         // SAFETY: the executor's thread ends before the memory is dropped.
@@ -102,7 +113,8 @@ impl Served {
         )
         .unwrap()
         .launching_in_lanes(tuning.lanes)
-        .launching_in_chains(tuning.chains);
+        .launching_in_chains(tuning.chains)
+        .sharing_by(exchange);
         let stop = Arc::new(AtomicBool::new(false));
         let rests = Arc::new(AtomicBool::new(false));
         let looks = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
