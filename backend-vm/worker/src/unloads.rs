@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
+use wormhole_api::CuResult;
 use wormhole_link::tasks;
 
 use super::abort_on_panic::AbortOnPanic;
@@ -91,6 +92,21 @@ fn start() -> io::Result<Sender<Work>> {
 /// Unloads that are not done yet.
 #[derive(Debug)]
 pub struct Outstanding(Sender<Work>);
+
+/// Asks for memory. If there is none left, waits for unloads that nobody waits for, and asks again: natively the memory of their
+/// modules was free before the call.
+pub fn ask_twice<T>(
+    outstanding: Option<Outstanding>,
+    mut ask: impl FnMut() -> wormhole_device::Result<T>,
+) -> wormhole_device::Result<T> {
+    match (ask(), outstanding) {
+        (Err(CuResult::OUT_OF_MEMORY), Some(outstanding)) => {
+            outstanding.wait();
+            ask()
+        }
+        (result, _) => result,
+    }
+}
 
 impl Outstanding {
     /// Waits until they are done. May block on the device.

@@ -339,7 +339,7 @@ fn an_image_that_nobody_waits_for_is_unloaded_when_no_job_uses_it() {
 }
 
 #[test]
-fn memory_of_an_image_that_nobody_waits_for_is_there_for_the_next_allocation() {
+fn memory_of_an_image_that_nobody_waits_for_is_there_for_an_allocation_or_image() {
     let ready = ready();
     let (served, device) = (&ready.served, &ready.device);
     let allocate = MemAlloc { bytes: 64 };
@@ -355,13 +355,18 @@ fn memory_of_an_image_that_nobody_waits_for_is_there_for_the_next_allocation() {
     device.hold("unload");
     served.record(&ModuleUnload { module: handle(2) });
     device.wait_for("unload", 1);
+    let loaded = device.arrivals("load");
     served.ask(1, 11, &allocate);
+    served.ask(2, 11, &ready.load(handle(3)));
     device.wait_for("mem_alloc", made + 2);
-    assert!(!served.has_answer(1, 11));
+    device.wait_for("load", loaded + 1);
+    assert!(!device.comes_at_once("mem_alloc", made + 3));
+    assert!(!served.has_answer(1, 11) && !served.has_answer(2, 11));
     device.lacks_memory.store(false, Ordering::Release);
     device.let_go("unload");
-    assert_eq!(served.answer(1, 11).0, 0);
+    assert_eq!([1, 2].map(|slot| served.answer(slot, 11).0), [0; 2]);
     assert_eq!(device.arrivals("mem_alloc"), made + 3);
+    assert_eq!(device.arrivals("load"), loaded + 2);
 }
 
 #[test]

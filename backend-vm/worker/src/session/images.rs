@@ -26,7 +26,7 @@ use super::{Answer, Call, Finish, Session};
 use crate::devices::SessionDevice;
 use crate::objects::{CLUSTERS, FunctionObject, ImageObject, Loaded};
 use crate::registrar::Task;
-use crate::unloads::unload;
+use crate::unloads::{ask_twice, unload};
 
 /// Handle of a loaded image.
 #[derive(Clone, Copy, Debug)]
@@ -166,10 +166,13 @@ impl Session {
             .map(|image| Digest::of(image, kind, &compiler.jit));
         let is_quick = digest.is_some_and(|digest| self.quick_images.contains(digest));
         let call = call.brief_if(is_quick && self.waits_for_nothing(&here));
+        let outstanding = self.unloads.outstanding();
         let outcome = self.defer(&call, here, move |device: &dyn Device| {
             let image = small.unwrap_or_else(copy);
             let start = Instant::now();
-            let loaded = device.load(&image, kind, &mut compiler.jit, place);
+            let loaded = ask_twice(outstanding, || {
+                device.load(&image, kind, &mut compiler.jit, place)
+            });
             let took = loaded.is_ok().then(|| start.elapsed());
             let is_final = !matches!(loaded, Ok(Loading::NeedsPlace(_)));
             // SAFETY: as above.

@@ -83,7 +83,7 @@ use super::exchange::Exchange;
 use super::jobs::Jobs;
 use super::lanes::{Lanes, Plan, Report};
 use super::registrar::{Registrar, Task};
-use super::unloads::Unloads;
+use super::unloads::{Unloads, ask_twice};
 use super::wake::Notifier;
 use super::watcher::{self, Watcher};
 
@@ -465,8 +465,7 @@ impl Session {
         })
     }
 
-    /// As [`ask`](Self::ask), for memory. If there is none left, the job waits for the unloads that nobody waits for, and asks
-    /// again: natively the memory of their modules was free before the call.
+    /// As [`ask`](Self::ask), for memory ([`ask_twice`]).
     fn ask_for_memory<R, T: Send + 'static>(
         &mut self,
         call: &Call,
@@ -475,14 +474,8 @@ impl Session {
         answer: impl FnOnce(&mut Self, T) -> Answer + Send + 'static,
     ) -> Outcome<R> {
         let outstanding = self.unloads.outstanding();
-        let ask_twice = move |device: &dyn Device| match (ask(device), outstanding) {
-            (Err(CuResult::OUT_OF_MEMORY), Some(outstanding)) => {
-                outstanding.wait();
-                ask(device)
-            }
-            (result, _) => result,
-        };
-        self.ask(call, device, ask_twice, answer)
+        let ask = move |device: &dyn Device| ask_twice(outstanding, || ask(device));
+        self.ask(call, device, ask, answer)
     }
 
     /// Runs a job that changes something of a device, and answers whether that succeeded.

@@ -57,7 +57,7 @@ pub struct Recorder {
     pub refuses_memory: AtomicBool,
     /// Whether unregistering host memory fails.
     pub keeps_memory: AtomicBool,
-    /// Whether no memory is left for another allocation, executable graph or update of one.
+    /// Whether no memory is left for another allocation, image, executable graph or update of one.
     pub lacks_memory: AtomicBool,
     /// Whether images have managed variables.
     pub wants_place: AtomicBool,
@@ -526,6 +526,9 @@ impl Device for Recorder {
         self.arrive("load");
         if place.is_none() && self.wants_place.load(Ordering::Acquire) {
             return Ok(Loading::NeedsPlace(64));
+        }
+        if self.lacks_memory.load(Ordering::Acquire) {
+            return Err(CuError::OUT_OF_MEMORY);
         }
         Ok(Loading::Done(LoadedModule {
             module: RawModule(self.make()),
