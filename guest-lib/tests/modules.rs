@@ -4,6 +4,7 @@ mod support;
 
 use std::ffi::{c_char, c_void};
 use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
 
 use cuda as _;
 use support::calls::launch;
@@ -18,6 +19,8 @@ unsafe extern "C" {
     fn cuCtxSetCurrent(context: Pointer) -> u32;
     fn cuModuleLoadData(module: *mut Pointer, image: *const c_void) -> u32;
     fn cuModuleUnload(module: Pointer) -> u32;
+    fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> u32;
+    fn cuMemFree_v2(address: u64) -> u32;
     fn cuModuleGetFunction(function: *mut Pointer, module: Pointer, name: *const c_char) -> u32;
     fn cuModuleGetGlobal_v2(
         address: *mut u64,
@@ -77,6 +80,48 @@ fn look_up(module: Pointer) -> Pointer {
     let found = unsafe { cuModuleGetFunction(&raw mut function, module, c"kernel".as_ptr()) };
     assert_eq!(found, 0);
     function
+}
+
+/// The driver may load a kernel or a variable at its first use.
+#[test]
+fn an_image_and_what_is_in_it_finds_memory_that_the_library_keeps() {
+    const OUT_OF_MEMORY: u32 = CuResult::OUT_OF_MEMORY.0;
+    in_process(|| {
+        let ready = ready();
+        let (module, name) = (load(), c"thing".as_ptr());
+        let uses: [(&str, &dyn Fn() -> u32); 3] = [
+            ("ModuleLoad?", &|| {
+                let (mut module, image) = (null_mut(), c".version 8.0".as_ptr().cast());
+                // SAFETY: the place is writable, the image is a C string.
+                unsafe { cuModuleLoadData(&raw mut module, image) }
+            }),
+            ("ModuleGetFunction?", &|| {
+                let mut function = null_mut();
+                // SAFETY: the place is writable, the handle is the library's.
+                unsafe { cuModuleGetFunction(&raw mut function, module, name) }
+            }),
+            ("ModuleGetGlobal?", &|| {
+                let (mut address, mut bytes) = (0, 0);
+                // SAFETY: the places are writable, the handle is the library's.
+                unsafe { cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, module, name) }
+            }),
+        ];
+        let lacks_memory = &ready.backend.shared.lacks_memory;
+        for (message, used) in uses {
+            lacks_memory.store(false, Ordering::Release);
+            ready.backend.messages();
+            let mut address = 0;
+            // SAFETY: the place is writable, and nothing uses the memory.
+            unsafe {
+                assert_eq!(cuMemAlloc_v2(&raw mut address, 4 << 20), 0);
+                assert_eq!(cuMemFree_v2(address), 0);
+            }
+            lacks_memory.store(true, Ordering::Release);
+            assert_eq!(used(), OUT_OF_MEMORY);
+            let sent = ["MemAlloc?", message, "MemFree?", message];
+            assert_eq!(ready.backend.shared.take(), sent);
+        }
+    });
 }
 
 #[test]

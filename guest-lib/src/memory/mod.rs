@@ -98,7 +98,7 @@ fn allocate_whole(scope: Scope, bytes: u64) -> Result<u64> {
     })
 }
 
-/// Makes a request for memory of the device. If there is none left, frees what this library holds unused, and asks again.
+/// Makes a request that takes memory of the device. If there is none left, frees what this library holds unused, and asks again.
 pub fn with_unused<T>(scope: Scope, request: impl Fn() -> Result<T>) -> Result<T> {
     match request() {
         Err(CuError::OUT_OF_MEMORY)

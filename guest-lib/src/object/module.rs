@@ -126,9 +126,11 @@ macro_rules! loadable {
                     keep: u32::from(image.keep),
                     options: Items::new(image.options),
                 };
-                scope
-                    .session
-                    .request(&message, |reply| (reply.flags, reply.managed))
+                memory::with_unused(scope, || {
+                    scope
+                        .session
+                        .request(&message, |reply| (reply.flags, reply.managed))
+                })
             }
 
             fn unload(scope: Scope, $image: Handle<Self>, waits: bool) -> Result {
@@ -144,17 +146,19 @@ macro_rules! loadable {
                 new: Handle<FunctionKind>,
                 name: &CStr,
             ) -> Result<Function> {
-                let owner = $owner(handle::to_pointer($image));
                 let message = $function {
                     $image,
                     new,
                     name: name.to_bytes(),
                 };
-                scope.session.request(&message, |reply| {
-                    let device = scope.session.ordinal();
-                    let (parameters, attributes) = (&reply.parameters, &reply.attributes);
-                    let (name, flags) = (name.to_owned(), reply.flags);
-                    Function::new(owner, device, name, flags, parameters, attributes)
+                memory::with_unused(scope, || {
+                    scope.session.request(&message, |reply| {
+                        let owner = $owner(handle::to_pointer($image));
+                        let device = scope.session.ordinal();
+                        let (parameters, attributes) = (&reply.parameters, &reply.attributes);
+                        let (name, flags) = (name.to_owned(), reply.flags);
+                        Function::new(owner, device, name, flags, parameters, attributes)
+                    })
                 })
             }
 
@@ -163,9 +167,11 @@ macro_rules! loadable {
                     $image,
                     name: name.to_bytes(),
                 };
-                scope
-                    .session
-                    .request(&message, |reply| (reply.address.0, reply.bytes))
+                memory::with_unused(scope, || {
+                    scope
+                        .session
+                        .request(&message, |reply| (reply.address.0, reply.bytes))
+                })
             }
 
             fn kernels(scope: Scope, $image: Handle<Self>, names: u64, room: u64) -> Result<u64> {

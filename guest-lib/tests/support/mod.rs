@@ -63,7 +63,7 @@ pub struct Shared {
     /// Error of launches that fail asynchronously, or 0. The context is dead before the next request is executed or
     /// fence written; those themselves succeed.
     pub fails_launches: AtomicU32,
-    /// If true, the device has no memory for another allocation, mirror or executable graph.
+    /// If true, the device has no memory for another allocation, image, function, variable, mirror or executable graph.
     pub lacks_memory: AtomicBool,
     /// If true, the device says that it has work.
     pub is_busy: AtomicBool,
@@ -467,7 +467,11 @@ impl Executor {
                     },
                 );
             }
-            Request::GraphInstantiate(_) | Request::MemAlloc(_)
+            Request::GraphInstantiate(_)
+            | Request::MemAlloc(_)
+            | Request::ModuleLoad(_)
+            | Request::ModuleGetFunction(_)
+            | Request::ModuleGetGlobal(_)
                 if head.slot.is_some() && self.shared.lacks_memory.load(Ordering::Acquire) =>
             {
                 let (slot, code) = (head.slot.expect("as above"), CuResult::OUT_OF_MEMORY.0);
