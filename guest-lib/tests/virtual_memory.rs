@@ -4,6 +4,7 @@ mod support;
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
 
 use cuda as _;
 use support::{Backend, GRANULE, in_process};
@@ -288,6 +289,38 @@ fn as_much_is_kept_as_is_said_and_given_back_when_the_program_asks() {
         // SAFETY: both places are writable.
         assert_eq!(unsafe { cuMemGetInfo_v2(&raw mut free, &raw mut total) }, 0);
         assert_eq!(backend.shared.take(), ["MemRelease?", "MemGetInfo?"]);
+    });
+}
+
+#[test]
+fn a_thread_that_finds_no_memory_waits_for_another_that_gives_some_back() {
+    in_process(|| {
+        let backend = backend();
+        let shared = &backend.shared;
+        assert_eq!(release(create(UNIT)), 0);
+        shared.lacks_memory.store(true, Ordering::Release);
+        shared.holds_releases.store(true, Ordering::Release);
+        let wait_until = |is_so: &dyn Fn() -> bool| {
+            while !is_so() {
+                std::thread::yield_now();
+            }
+        };
+        let mut sent = Vec::new();
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| create(2 * UNIT));
+            let mut gives_back = || {
+                sent.extend(shared.take());
+                sent.iter().any(|message| message == "MemRelease?")
+            };
+            while !gives_back() {
+                std::thread::yield_now();
+            }
+            let second = scope.spawn(|| create(2 * UNIT));
+            wait_until(&|| shared.refused.load(Ordering::Acquire) == 2);
+            shared.lacks_memory.store(false, Ordering::Release);
+            shared.holds_releases.store(false, Ordering::Release);
+            assert_ne!(first.join().unwrap(), second.join().unwrap());
+        });
     });
 }
 

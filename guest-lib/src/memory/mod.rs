@@ -14,6 +14,7 @@ mod slabs;
 pub mod virtual_memory;
 
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use wormhole_api::constants::host_register_flags::{DEVICEMAP, IOMEMORY, PORTABLE, READ_ONLY};
 use wormhole_api::constants::{host_alloc_flags, memory_attach_flags};
@@ -37,6 +38,11 @@ const HOST_ALIGN: u64 = 4096;
 
 /// Lock held while memory is registered, so that no two registrations overlap.
 static REGISTERING: Mutex<()> = Mutex::new(());
+
+/// Lock held while memory is freed that this library holds unused. A thread that finds none left meanwhile waits for it.
+static FREEING: Mutex<()> = Mutex::new(());
+/// Number of times that such memory was freed.
+static FREED: AtomicU64 = AtomicU64::new(0);
 
 static MAP: LazyLock<MemoryMap> = LazyLock::new(MemoryMap::default);
 
@@ -100,24 +106,37 @@ fn allocate_whole(scope: Scope, bytes: u64) -> Result<u64> {
 
 /// Makes a request that takes memory of the device. If there is none left, frees what this library holds unused, and asks again.
 pub fn with_unused<T>(scope: Scope, request: impl Fn() -> Result<T>) -> Result<T> {
-    match request() {
-        Err(CuError::OUT_OF_MEMORY)
-            if slabs::free_empty(scope)?
-                | kept::free_all(scope)?
-                | released::free_all(scope)?
-                | pool_reuse::release_all(scope.session.session())?
-                | residence::free_mirrors() =>
-        {
-            request()
+    loop {
+        let before = FREED.load(Ordering::Acquire);
+        match request() {
+            Err(CuError::OUT_OF_MEMORY) if free_unused(scope, before)? => {}
+            answer => return answer,
         }
-        answer => answer,
     }
+}
+
+/// Frees all that this library holds unused. Returns false if it holds nothing, and if no thread has freed anything since a
+/// look at [`FREED`].
+fn free_unused(scope: Scope, before: u64) -> Result<bool> {
+    let _freeing = FREEING.lock();
+    if FREED.load(Ordering::Acquire) != before {
+        return Ok(true);
+    }
+    let freed = slabs::free_empty(scope)?
+        | kept::free_all(scope)?
+        | released::free_all(scope)?
+        | pool_reuse::release_all(scope.session.session())?
+        | residence::free_mirrors();
+    FREED.fetch_add(freed.into(), Ordering::Release);
+    Ok(freed)
 }
 
 /// Frees what this library holds and natively the driver would not: the program asks how much memory is free.
 pub fn free_kept(scope: Scope) -> Result {
-    kept::free_all(scope)?;
-    released::free_all(scope)?;
+    let freeing = FREEING.lock();
+    let freed = kept::free_all(scope)? | released::free_all(scope)?;
+    FREED.fetch_add(freed.into(), Ordering::Release);
+    drop(freeing);
     pool_reuse::release_idle(scope)
 }
 

@@ -65,6 +65,10 @@ pub struct Shared {
     pub fails_launches: AtomicU32,
     /// If true, the device has no memory for another allocation, image, function, variable, mirror or executable graph.
     pub lacks_memory: AtomicBool,
+    /// Number of requests that found no memory.
+    pub refused: AtomicU64,
+    /// If true, requests to release mappable memory are not answered yet.
+    pub holds_releases: AtomicBool,
     /// If true, the device says that it has work.
     pub is_busy: AtomicBool,
     /// Greatest number of launches under way at the same time.
@@ -345,6 +349,8 @@ struct Executor {
     /// Fences that a slow device has not written yet.
     late: Vec<(FenceIndex, u64)>,
     launches: u64,
+    /// Requests that are not answered yet.
+    held: Vec<RecordHead>,
     /// Number of empty polls since the last record.
     idle: u32,
 }
@@ -369,6 +375,7 @@ impl Executor {
             shared,
             late: Vec::new(),
             launches: 0,
+            held: Vec::new(),
             idle: 0,
         }
     }
@@ -391,6 +398,11 @@ impl Executor {
                     self.execute(head, &request);
                 }
                 None => {
+                    if !self.shared.holds_releases.load(Ordering::Acquire) {
+                        for head in std::mem::take(&mut self.held) {
+                            self.answer(head, &());
+                        }
+                    }
                     self.idle += 1;
                     if self.idle > WHILE {
                         self.finish();
@@ -469,6 +481,7 @@ impl Executor {
             }
             Request::GraphInstantiate(_)
             | Request::MemAlloc(_)
+            | Request::MemCreate(_)
             | Request::ModuleLoad(_)
             | Request::ModuleGetFunction(_)
             | Request::ModuleGetGlobal(_)
@@ -478,6 +491,10 @@ impl Executor {
                 self.slots
                     .publish(slot, head.sequence, code, &[])
                     .expect("it fits");
+                self.shared.refused.fetch_add(1, Ordering::Release);
+            }
+            Request::MemRelease(_) if self.shared.holds_releases.load(Ordering::Acquire) => {
+                self.held.push(head);
             }
             Request::MemAlloc(_) => self.answer(
                 head,
