@@ -4,7 +4,8 @@ use std::marker::PhantomData;
 use std::{io, mem, ptr};
 
 /// Blocks all signals to the calling thread but those of faults until dropped. A thread that it starts meanwhile inherits
-/// that. A fault whose signal is blocked would end the process, although the program may have a handler for it.
+/// that. A fault whose signal is blocked would end the process, although the program may have a handler for it. So would a
+/// system call that the program's filter traps (`SECCOMP_RET_TRAP`).
 #[derive(Debug)]
 pub struct BlockedSignals {
     before: libc::sigset_t,
@@ -20,6 +21,7 @@ impl BlockedSignals {
             libc::sigfillset(&raw mut all);
             libc::sigdelset(&raw mut all, libc::SIGSEGV);
             libc::sigdelset(&raw mut all, libc::SIGBUS);
+            libc::sigdelset(&raw mut all, libc::SIGSYS);
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
             before
         };

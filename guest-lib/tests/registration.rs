@@ -476,6 +476,66 @@ fn in_a_vm_it_is_copied_and_cannot_be_mapped() {
     });
 }
 
+/// Answers a system call with `EPERM` in the place of the kernel.
+extern "C" fn refuse(_: i32, _: *const libc::siginfo_t, context: *mut libc::ucontext_t) {
+    // SAFETY: the kernel passes the registers that it is going to restore.
+    unsafe { (*context).uc_mcontext.gregs[libc::REG_RAX as usize] = -i64::from(libc::EPERM) };
+}
+
+/// Has the calling thread trap at a system call (`SECCOMP_RET_TRAP`), whose handler is [`refuse`].
+fn trap(call: libc::c_long) {
+    let step = |code, jf, k| libc::sock_filter {
+        code: u16::try_from(code).unwrap(),
+        jt: 0,
+        jf,
+        k,
+    };
+    let ends = libc::BPF_RET | libc::BPF_K;
+    let mut steps = [
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        step(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            1,
+            u32::try_from(call).unwrap(),
+        ),
+        step(ends, 0, libc::SECCOMP_RET_TRAP),
+        step(ends, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let filter = libc::sock_fprog {
+        len: 4,
+        filter: steps.as_mut_ptr(),
+    };
+    // SAFETY: the kernel reads both structures during the calls. The handler has this form with `SA_SIGINFO`.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = refuse as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO;
+        let set = libc::sigaction(libc::SIGSYS, &raw const action, null_mut());
+        assert_eq!(set, 0);
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let mode = libc::SECCOMP_MODE_FILTER;
+        let confined = libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter);
+        assert_eq!(confined, 0);
+    }
+}
+
+#[test]
+fn a_program_that_traps_a_call_of_the_system_has_its_handler_called() {
+    in_process(|| {
+        let (_backend, _, mut memory) = ready(Backend::start());
+        if is_skipped(is_supported()) {
+            return;
+        }
+        let place: *mut c_void = memory.as_mut_ptr().cast();
+        trap(libc::SYS_mremap);
+        // SAFETY: the memory is there.
+        let registered = unsafe { cuMemHostRegister_v2(place, BYTES, DEVICEMAP) };
+        assert_eq!(registered, 801, "its pages cannot be moved");
+        memory[3] = 9;
+        assert_eq!(memory[3], 9);
+    });
+}
+
 #[test]
 fn what_is_no_memory_of_the_programs_is_refused() {
     in_process(|| {
