@@ -125,10 +125,10 @@ impl Ready {
         assert_eq!(synchronize(), 0);
     }
 
-    /// Returns the messages since the last call, without fences.
+    /// Returns the messages since the last call, without fences and questions whether the device is idle.
     fn log(&self) -> Vec<String> {
         let mut log = self.backend.shared.take();
-        log.retain(|message| message != "FenceWrite");
+        log.retain(|message| message != "FenceWrite" && message != "ManagedIdle?");
         log
     }
 
@@ -403,6 +403,78 @@ fn memory_that_is_not_mostly_read_any_more_has_no_mirror() {
             log,
             ["ManagedPush?", "MemSet", "ManagedMirror?", "ManagedFetch?"]
         );
+    });
+}
+
+#[test]
+fn a_mirror_is_neither_made_nor_freed_while_work_may_wait_for_the_program() {
+    in_process(|| {
+        let Some(ready) = ready() else { return };
+        let has_mirror = |log: Vec<String>| log.contains(&"ManagedMirror?".to_owned());
+        let set_busy = |busy| ready.backend.shared.is_busy.store(busy, Ordering::Release);
+        ready.place_on_device();
+        ready.advise(BYTES, SET_READ_MOSTLY);
+        set_busy(true);
+        ready.write(PART, 3);
+        assert!(!has_mirror(ready.log()));
+        set_busy(false);
+        ready.fill(PART, 4);
+        assert_eq!(ready.read(PART), 4);
+        assert!(has_mirror(ready.log()));
+        ready.fill(PART, 5);
+        set_busy(true);
+        ready.advise(BYTES, UNSET_READ_MOSTLY);
+        assert!(!has_mirror(ready.log()));
+        set_busy(false);
+        assert_eq!(ready.read(PART), 5);
+        assert!(has_mirror(ready.log()));
+        // Advised again before it was freed, it is as good as new.
+        ready.advise(BYTES, SET_READ_MOSTLY);
+        assert_eq!(ready.read(2 * PART), 0);
+        assert!(has_mirror(ready.log()));
+        ready.fill(2 * PART, 6);
+        set_busy(true);
+        ready.advise(BYTES, UNSET_READ_MOSTLY);
+        ready.advise(BYTES, SET_READ_MOSTLY);
+        set_busy(false);
+        assert_eq!(ready.read(2 * PART), 6);
+        ready.fill(2 * PART, 7);
+        assert_eq!(ready.read(2 * PART), 7);
+        let log = ready.log();
+        assert!(log.contains(&"ManagedRefresh?".to_owned()), "{log:?}");
+        assert!(!has_mirror(log));
+    });
+}
+
+#[test]
+fn a_thread_that_waits_for_the_memory_of_mirrors_holds_up_no_other() {
+    /// Seconds after which a thread that waits for this one is ended.
+    const STUCK: u32 = 120;
+    in_process(|| {
+        let Some(ready) = mostly_read() else { return };
+        ready.fill(PART, 2);
+        let shared = &ready.backend.shared;
+        shared.lacks_memory.store(true, Ordering::Release);
+        shared.is_busy.store(true, Ordering::Release);
+        let allocating = std::thread::spawn(|| {
+            let (mut context, mut address) = (null_mut(), 0);
+            // SAFETY: every place is writable.
+            unsafe {
+                assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
+                assert_eq!(cuCtxSetCurrent(context), 0);
+                cuMemAlloc_v2(&raw mut address, 64 << 20)
+            }
+        });
+        while !ready.log().contains(&"ManagedMirror?".to_owned()) {
+            std::thread::yield_now();
+        }
+        // SAFETY: a plain call.
+        unsafe { libc::alarm(STUCK) };
+        ready.write(PART + 1, 3);
+        assert_eq!([0, 1].map(|offset| ready.read(PART + offset)), [2, 3]);
+        assert!(!allocating.is_finished(), "it waits for the device");
+        shared.is_busy.store(false, Ordering::Release);
+        assert_eq!(allocating.join().unwrap(), 2);
     });
 }
 

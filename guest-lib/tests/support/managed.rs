@@ -72,8 +72,7 @@ impl Managed {
                 return Some(CuResult::NOT_READY);
             }
             Request::ManagedMirror(message) if message.wanted == 0 => {
-                let one = self.all.get_mut(&message.address.0).expect("opened");
-                assert!(one.mirror.take().is_some());
+                self.free_mirror(message.address.0);
             }
             Request::ManagedMirror(_) if shared.lacks_memory.load(Ordering::Acquire) => {
                 return Some(CuResult::OUT_OF_MEMORY);
@@ -104,6 +103,11 @@ impl Managed {
             _ => return None,
         }
         Some(CuResult::SUCCESS)
+    }
+
+    pub fn free_mirror(&mut self, address: u64) {
+        let one = self.all.get_mut(&address).expect("opened");
+        assert!(one.mirror.take().is_some());
     }
 
     /// Executes a refresh, and returns whether the home is current.

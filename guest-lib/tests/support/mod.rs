@@ -345,6 +345,8 @@ struct Executor {
     /// End of the addresses that are reserved.
     reserved: u64,
     managed: managed::Managed,
+    /// Requests that free mirrors of managed memory, and its address. They wait for the device, as the driver does.
+    frees: Vec<(RecordHead, u64)>,
     shared: Arc<Shared>,
     /// Fences that a slow device has not written yet.
     late: Vec<(FenceIndex, u64)>,
@@ -372,6 +374,7 @@ impl Executor {
             device: vec![0; DEVICE_BYTES],
             reserved: APERTURE_LOW.0,
             managed: managed::Managed::new(base),
+            frees: Vec::new(),
             shared,
             late: Vec::new(),
             launches: 0,
@@ -403,6 +406,7 @@ impl Executor {
                             self.answer(head, &());
                         }
                     }
+                    self.free_mirrors();
                     self.idle += 1;
                     if self.idle > WHILE {
                         self.finish();
@@ -410,6 +414,17 @@ impl Executor {
                     std::thread::yield_now();
                 }
             }
+        }
+    }
+
+    /// Frees the mirrors that wait for the device, if it is idle.
+    fn free_mirrors(&mut self) {
+        if self.shared.is_busy.load(Ordering::Acquire) {
+            return;
+        }
+        for (head, address) in std::mem::take(&mut self.frees) {
+            self.managed.free_mirror(address);
+            self.answer(head, &());
         }
     }
 
@@ -436,6 +451,13 @@ impl Executor {
     fn execute(&mut self, head: RecordHead, request: &Request<'_>) {
         if head.slot.is_some() {
             self.show_failure();
+        }
+        if let Request::ManagedMirror(message) = request
+            && message.wanted == 0
+            && self.shared.is_busy.load(Ordering::Acquire)
+        {
+            self.frees.push((head, message.address.0));
+            return;
         }
         if let Some(result) = self.managed.execute(request, &self.shared) {
             if let Some(slot) = head.slot {

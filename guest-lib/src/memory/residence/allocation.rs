@@ -309,7 +309,6 @@ impl Managed {
         if !matches!(self.place, Place::Device { .. }) {
             return Fetched::Done;
         }
-        self.make_mirror();
         let (expected, before) = self.next;
         let wanted = if part == expected {
             (before * 2).clamp(1, MOST_FETCHED)
@@ -319,7 +318,11 @@ impl Managed {
         let behind = self.sides()[part..].iter().take(wanted).skip(1);
         let count = 1 + behind.take_while(|part| **part == Part::Absent).count();
         gate::close();
-        match wait_until(PATIENCE, || self.fetch_parts(part, count, false)) {
+        let fetched = wait_until(PATIENCE, || {
+            self.renew_mirror()?;
+            self.fetch_parts(part, count, false)
+        });
+        match fetched {
             Ok(()) => {
                 self.next = (part + count, count);
                 Fetched::Done

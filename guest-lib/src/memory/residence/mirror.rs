@@ -14,15 +14,18 @@
 //!
 //! If so much has changed that the program may not want all of it, parts are fetched one by one as they are accessed, and
 //! if that happens twice in a row, the mirror ends. An access during work is served as for other allocations.
+//!
+//! The driver frees memory only when the work before has ended, and that work may wait for the program. So nothing is asked
+//! of the worker about mirrors by a thread that holds the lock unless the device is idle.
 
-use wormhole_api::{DevicePtr, ManagedMirror, ManagedRefresh};
+use wormhole_api::{DevicePtr, ManagedIdle, ManagedMirror, ManagedRefresh};
 
 use super::allocation::{Fetched, Managed, Part, wait_until};
 use super::{FAULTS, PART, PATIENCE};
-use crate::error::CuError;
+use crate::error::{CuError, Result};
 use crate::log;
 use crate::pages::Spare;
-use crate::session::gate;
+use crate::session::{OnDevice, gate};
 
 /// Greatest number of bytes that a refresh copies.
 const MOST_REFRESHED: u64 = 16 * PART;
@@ -41,6 +44,32 @@ pub(super) enum Mirror {
         /// Whether the last refresh would have copied too much.
         was_behind: bool,
     },
+    /// The worker has it, and no part is known to equal it. It is freed once the device is idle.
+    Ended,
+}
+
+/// Mirror that is to be freed. If another is made first and freed in its place, the next refresh notices.
+#[derive(Debug)]
+pub(super) struct Unused {
+    session: OnDevice,
+    base: u64,
+}
+
+impl Unused {
+    /// Has the worker free the mirror. May wait for the device.
+    pub fn free(&self) {
+        if let Err(error) = ask_for_mirror(self.session, self.base, false) {
+            log::debug!("the mirror of managed memory cannot be freed: {error}");
+        }
+    }
+}
+
+fn ask_for_mirror(session: OnDevice, base: u64, wanted: bool) -> Result {
+    let message = ManagedMirror {
+        address: DevicePtr(base),
+        wanted: wanted.into(),
+    };
+    session.request_after_end(&message, |()| ())
 }
 
 /// Pages of copied parts.
@@ -57,6 +86,14 @@ impl Aside {
     }
 }
 
+impl Mirror {
+    /// Mirror that no part is known to equal.
+    const NEW: Self = Self::Made {
+        asides: Vec::new(),
+        was_behind: false,
+    };
+}
+
 impl Managed {
     pub fn is_mirrored(&self) -> bool {
         matches!(self.mirror, Mirror::Made { .. })
@@ -66,33 +103,36 @@ impl Managed {
     pub fn advise_read_mostly(&mut self, advised: bool) {
         match (&self.mirror, advised) {
             (Mirror::None, true) => self.mirror = Mirror::Wanted,
-            (Mirror::Wanted | Mirror::Made { .. }, false) => _ = self.end_mirror(),
+            (Mirror::Ended, true) => self.mirror = Mirror::NEW,
+            (Mirror::Wanted | Mirror::Made { .. }, false) => self.end_mirror(),
             _ => {}
         }
     }
 
-    /// Has the worker make the mirror, if one is wanted.
-    pub fn make_mirror(&mut self) {
-        if !matches!(self.mirror, Mirror::Wanted) {
-            return;
+    /// Has the worker make the mirror, if one is wanted, or free it, if it has ended. The gate is closed and the ring
+    /// contains all work.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_NOT_READY`: the device is busy. Nothing has changed.
+    pub fn renew_mirror(&mut self) -> Result {
+        match &self.mirror {
+            Mirror::None | Mirror::Made { .. } => return Ok(()),
+            // The home's pages cannot be protected.
+            Mirror::Wanted if !self.is_in_one_file() => {
+                self.mirror = Mirror::None;
+                return Ok(());
+            }
+            Mirror::Wanted | Mirror::Ended => {}
         }
-        // The home's pages cannot be protected, or the device has no memory for the mirror.
-        let is_made = self.is_in_one_file() && self.ask_for_mirror(true).is_ok();
-        self.mirror = match is_made {
-            true => Mirror::Made {
-                asides: Vec::new(),
-                was_behind: false,
-            },
-            false => Mirror::None,
-        };
-    }
-
-    fn ask_for_mirror(&self, wanted: bool) -> Result<(), CuError> {
-        let message = ManagedMirror {
-            address: DevicePtr(self.base),
-            wanted: wanted.into(),
-        };
-        self.session.request_after_end(&message, |()| ())
+        self.session.request_after_end(&ManagedIdle {}, |()| ())?;
+        if let Some(unused) = self.take_ended() {
+            unused.free();
+            return Ok(());
+        }
+        // Otherwise the device has no memory for it.
+        let is_made = ask_for_mirror(self.session, self.base, true).is_ok();
+        self.mirror = if is_made { Mirror::NEW } else { Mirror::None };
+        Ok(())
     }
 
     /// Returns whether the home is a part of a file that can be mapped in pages.
@@ -104,9 +144,12 @@ impl Managed {
         })
     }
 
-    /// Has the worker free the mirror. Returns whether there was one.
-    pub fn end_mirror(&mut self) -> bool {
-        let is_made = matches!(std::mem::take(&mut self.mirror), Mirror::Made { .. });
+    /// Makes the allocation one that changes sides as any other.
+    pub fn end_mirror(&mut self) {
+        self.mirror = match std::mem::take(&mut self.mirror) {
+            Mirror::None | Mirror::Wanted => Mirror::None,
+            Mirror::Made { .. } | Mirror::Ended => Mirror::Ended,
+        };
         for (part, count) in self.runs(|part| part == Part::Shown) {
             self.set(part, count, Part::Used);
             self.show(part, count);
@@ -114,10 +157,16 @@ impl Managed {
         for (part, count) in self.runs(|part| part == Part::Copied) {
             self.set(part, count, Part::Absent);
         }
-        if is_made && let Err(error) = self.ask_for_mirror(false) {
-            log::debug!("the mirror of managed memory cannot be freed: {error}");
-        }
-        is_made
+    }
+
+    /// Forgets a mirror that has ended, and returns it.
+    pub fn take_ended(&mut self) -> Option<Unused> {
+        let (session, base) = (self.session, self.base);
+        let has_ended = matches!(self.mirror, Mirror::Ended);
+        has_ended.then(|| {
+            self.mirror = Mirror::None;
+            Unused { session, base }
+        })
     }
 
     /// Takes the pages of a run of mapped parts out of the way. Returns false if they are still there.
@@ -217,7 +266,7 @@ impl Managed {
     fn note_behind(&mut self, behind: bool) -> bool {
         match &mut self.mirror {
             Mirror::Made { was_behind, .. } => std::mem::replace(was_behind, behind),
-            Mirror::None | Mirror::Wanted => false,
+            Mirror::None | Mirror::Wanted | Mirror::Ended => false,
         }
     }
 

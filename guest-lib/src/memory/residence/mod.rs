@@ -41,8 +41,8 @@ use wormhole_ring::arena::Arena;
 use wormhole_ring::band;
 use wormhole_ring::layout::{MANAGED, MANAGED_ALIGN, SEGMENT_BYTES};
 
-use self::allocation::{Fetched, Managed, Part, Place, wake};
-use self::mirror::Mirror;
+use self::allocation::{Fetched, Managed, Part, Place, wait_until, wake};
+use self::mirror::{Mirror, Unused};
 use crate::error::{CuError, Result};
 use crate::faults::{Access, Faults};
 use crate::log;
@@ -254,7 +254,13 @@ pub fn advise_read_mostly(base: u64, advised: bool) {
     let mut state = state();
     if let Some(managed) = state.find(base) {
         managed.advise_read_mostly(advised);
+        if !advised {
+            gate::close();
+            // A busy device has it until the next fetch.
+            let _ = wait_until(Duration::ZERO, || managed.renew_mirror());
+        }
     }
+    state.note();
 }
 
 /// Frees the mirrors of allocations that are mostly read. Returns false if there are none.
@@ -263,8 +269,15 @@ pub fn free_mirrors() -> bool {
         return false;
     }
     let mut state = state();
-    let ended = state.allocations.values_mut().map(Managed::end_mirror);
-    ended.filter(|ended| *ended).count() > 0
+    let ended = state.allocations.values_mut().filter_map(|managed| {
+        managed.end_mirror();
+        managed.take_ended()
+    });
+    let ended: Vec<Unused> = ended.collect();
+    // The worker waits for the device, and that perhaps for a thread that waits for the lock.
+    drop(state);
+    ended.iter().for_each(Unused::free);
+    !ended.is_empty()
 }
 
 /// Moves allocations that the program has not accessed during the work that has just ended to the device.
