@@ -551,6 +551,24 @@ fn an_allocation_that_finds_no_memory_gets_that_of_mirrors() {
 }
 
 #[test]
+fn managed_memory_for_which_the_device_has_no_room_gets_that_of_mirrors() {
+    in_process(|| {
+        let Some(ready) = mostly_read() else { return };
+        let lacks_memory = &ready.backend.shared.lacks_memory;
+        lacks_memory.store(true, Ordering::Release);
+        let other = allocate(BYTES);
+        ready.log();
+        prefetch(other);
+        let log = ready.log();
+        assert_eq!(log, ["ManagedPlace?", "ManagedMirror?", "ManagedPlace?"]);
+        // Parts that were shown are like any others.
+        ready.write(0, 4);
+        ready.fill(1, 5);
+        assert_eq!([0, 1, PART].map(|offset| ready.read(offset)), [4, 5, 0]);
+    });
+}
+
+#[test]
 fn advice_for_a_part_of_an_allocation_makes_no_mirror() {
     in_process(|| {
         let Some(ready) = ready() else { return };

@@ -58,6 +58,12 @@ impl Managed {
                 self.all.remove(&message.address.0).expect("opened");
             }
             Request::ManagedPlace(_) if busy => return Some(CuResult::NOT_READY),
+            Request::ManagedPlace(_)
+                if shared.lacks_memory.load(Ordering::Acquire)
+                    && self.all.values().any(|one| one.mirror.is_some()) =>
+            {
+                return Some(CuResult::OUT_OF_MEMORY);
+            }
             Request::ManagedPlace(message) => {
                 let (home, bytes) = {
                     let one = &self.all[&message.address.0];

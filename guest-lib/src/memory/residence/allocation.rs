@@ -83,6 +83,16 @@ pub(super) fn wait_until(patience: Duration, mut ready: impl FnMut() -> Result) 
     }
 }
 
+/// Outcome of an attempt to give the device what the program uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(super) enum Given {
+    /// As far as the device is idle.
+    Done,
+    /// The device, which is idle, has no room for the allocation, which is [`Place::Watched`].
+    NoRoom,
+}
+
 /// Outcome of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fetched {
@@ -110,19 +120,22 @@ impl Managed {
     }
 
     /// Gives the device what the program uses.
-    pub fn give(&mut self) {
+    pub fn give(&mut self) -> Given {
         match &self.place {
-            Place::Shared => {}
+            Place::Shared => Given::Done,
             Place::Home => {
                 if !self.withhold(0, self.parts()) {
                     self.come_home(Place::Shared);
-                    return;
+                    return Given::Done;
                 }
                 self.place = Place::Watched;
-                self.place_on_device();
+                self.place_on_device()
             }
             Place::Watched => self.place_on_device(),
-            Place::Device { .. } => self.give_parts(),
+            Place::Device { .. } => {
+                self.give_parts();
+                Given::Done
+            }
         }
     }
 
@@ -167,9 +180,9 @@ impl Managed {
     }
 
     /// Puts a watched allocation on the device, if that is known to be right and the device is idle.
-    fn place_on_device(&mut self) {
+    fn place_on_device(&mut self) -> Given {
         if !self.is_proven {
-            return;
+            return Given::Done;
         }
         let message = ManagedPlace {
             address: DevicePtr(self.base),
@@ -183,11 +196,13 @@ impl Managed {
                 self.place = Place::Device { parts };
             }
             Err(CuError::NOT_READY) => {}
+            Err(CuError::OUT_OF_MEMORY) => return Given::NoRoom,
             Err(error) => {
                 log::debug!("managed memory stays on the host: {error}");
                 self.come_home(Place::Shared);
             }
         }
+        Given::Done
     }
 
     /// Makes parts absent. Returns false if the system refuses.

@@ -41,7 +41,7 @@ use wormhole_ring::arena::Arena;
 use wormhole_ring::band;
 use wormhole_ring::layout::{MANAGED, MANAGED_ALIGN, SEGMENT_BYTES};
 
-use self::allocation::{Fetched, Managed, Part, Place, wait_until, wake};
+use self::allocation::{Fetched, Given, Managed, Part, Place, wait_until, wake};
 use self::mirror::{Mirror, Unused};
 use crate::error::{CuError, Result};
 use crate::faults::{Access, Faults};
@@ -241,7 +241,8 @@ pub fn expect_device(address: u64) {
     state.push_tainted();
     if let Some(managed) = state.find(address) {
         managed.is_proven = true;
-        managed.give();
+        let base = managed.base;
+        state.give(base);
     }
     state.note();
 }
@@ -269,11 +270,7 @@ pub fn free_mirrors() -> bool {
         return false;
     }
     let mut state = state();
-    let ended = state.allocations.values_mut().filter_map(|managed| {
-        managed.end_mirror();
-        managed.take_ended()
-    });
-    let ended: Vec<Unused> = ended.collect();
+    let ended = state.end_mirrors();
     // The worker waits for the device, and that perhaps for a thread that waits for the lock.
     drop(state);
     ended.iter().for_each(Unused::free);
@@ -291,12 +288,17 @@ pub fn settle() {
 #[cold]
 fn settle_watched() {
     let mut state = state();
-    for managed in state.allocations.values_mut() {
-        if managed.place == Place::Watched {
+    for base in state.bases() {
+        if let Some(managed) = state.find(base)
+            && managed.place == Place::Watched
+        {
             managed.is_proven = true;
-            managed.give();
+            state.give(base);
             // The device still works. No other allocation comes to it either.
-            if managed.place == Place::Watched {
+            if state
+                .find(base)
+                .is_some_and(|managed| managed.place == Place::Watched)
+            {
                 break;
             }
         }
@@ -308,8 +310,8 @@ fn settle_watched() {
 fn open_gate() {
     let mut state = state();
     state.push_tainted();
-    for managed in state.allocations.values_mut() {
-        managed.give();
+    for base in state.bases() {
+        state.give(base);
     }
     state.note();
     gate::open();
@@ -348,6 +350,37 @@ impl State {
         (address - managed.base < managed.bytes).then_some(managed)
     }
 
+    /// Returns the addresses of all allocations.
+    fn bases(&self) -> Vec<u64> {
+        self.allocations.keys().copied().collect()
+    }
+
+    /// Gives the device what the program uses of an allocation. Mirrors make room for it if the device has none.
+    fn give(&mut self, base: u64) {
+        let give = |state: &mut Self| state.find(base).map(Managed::give) == Some(Given::NoRoom);
+        if !give(self) {
+            return;
+        }
+        let ended = self.end_mirrors();
+        // The device is idle.
+        ended.iter().for_each(Unused::free);
+        if ended.is_empty() || give(self) {
+            log::debug!("managed memory stays on the host: the device has no room for it");
+            self.find(base)
+                .into_iter()
+                .for_each(|managed| managed.come_home(Place::Shared));
+        }
+    }
+
+    /// Ends the mirrors of all allocations, and returns those that the worker has.
+    fn end_mirrors(&mut self) -> Vec<Unused> {
+        let ended = self.allocations.values_mut().filter_map(|managed| {
+            managed.end_mirror();
+            managed.take_ended()
+        });
+        ended.collect()
+    }
+
     /// Publishes whether an allocation is watched, and opens the gate if the program uses nothing that the device must
     /// have.
     fn note(&self) {
@@ -370,7 +403,9 @@ impl State {
         let tainted = self.tainted.len();
         if self.find(address).is_some_and(|managed| managed.is_full()) {
             self.push_tainted();
-            self.find(address).into_iter().for_each(Managed::give);
+            if let Some(base) = self.find(address).map(|managed| managed.base) {
+                self.give(base);
+            }
         }
         let Some(managed) = self.find(address) else {
             // Freed meanwhile, and mapped.
