@@ -2,13 +2,14 @@
 
 mod support;
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 use std::os::fd::AsRawFd;
 use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use cuda as _;
+use support::calls::launch;
 use support::{Backend, in_process, is_skipped};
 use wormhole_api::constants::device_ordinal::CPU;
 use wormhole_api::constants::memory_advice::{
@@ -26,6 +27,18 @@ unsafe extern "C" {
     fn cuMemAdvise(address: u64, bytes: usize, advice: u32, device: i32) -> u32;
     fn cuMemPrefetchAsync(address: u64, bytes: usize, device: i32, stream: *mut c_void) -> u32;
     fn cuMemFree_v2(address: u64) -> u32;
+    fn cuGraphCreate(graph: *mut *mut c_void, flags: u32) -> u32;
+    fn cuGraphInstantiateWithFlags(
+        executable: *mut *mut c_void,
+        graph: *mut c_void,
+        flags: u64,
+    ) -> u32;
+    fn cuModuleLoadData(module: *mut *mut c_void, image: *const c_void) -> u32;
+    fn cuModuleGetFunction(
+        function: *mut *mut c_void,
+        module: *mut c_void,
+        name: *const c_char,
+    ) -> u32;
     fn cuMemsetD8Async(address: u64, byte: u8, count: usize, stream: *mut c_void) -> u32;
 }
 
@@ -565,6 +578,68 @@ fn managed_memory_for_which_the_device_has_no_room_gets_that_of_mirrors() {
         ready.write(0, 4);
         ready.fill(1, 5);
         assert_eq!([0, 1, PART].map(|offset| ready.read(offset)), [4, 5, 0]);
+    });
+}
+
+/// The driver needs memory for the code of a module and for the stacks of a kernel's threads.
+#[test]
+fn a_module_or_a_launch_for_which_the_device_has_no_memory_gets_that_of_mirrors() {
+    in_process(|| {
+        let Some(ready) = mostly_read() else { return };
+        let lacks_memory = |lacks| {
+            ready
+                .backend
+                .shared
+                .lacks_memory
+                .store(lacks, Ordering::Release)
+        };
+        let (mut module, mut function) = (null_mut(), null_mut());
+        lacks_memory(true);
+        // SAFETY: the places are writable, and the image is text that ends.
+        unsafe {
+            let text = c".version 8.0".as_ptr().cast();
+            let result = cuModuleLoadData(&raw mut module, text);
+            assert_eq!(result, 2, "the device has none in spite of that");
+            let log = ready.log();
+            assert_eq!(log, ["ModuleLoad?", "ManagedMirror?", "ModuleLoad?"]);
+            lacks_memory(false);
+            assert_eq!(cuModuleLoadData(&raw mut module, text), 0);
+            let named = cuModuleGetFunction(&raw mut function, module, c"f".as_ptr());
+            assert_eq!(named, 0);
+        }
+        ready.advise(BYTES, UNSET_READ_MOSTLY);
+        ready.advise(BYTES, SET_READ_MOSTLY);
+        ready.fill(0, 1);
+        assert_eq!(ready.read(0), 1);
+        lacks_memory(true);
+        ready.log();
+        launch(function, null_mut());
+        let mut log = ready.log();
+        log.retain(|message| message != "ManagedPush?");
+        assert_eq!(log, ["LaunchKernel?", "ManagedMirror?", "LaunchKernel?"]);
+    });
+}
+
+/// A record that fails ends the session.
+#[test]
+fn while_there_are_mirrors_a_graph_waits_for_the_device_and_gets_their_memory() {
+    in_process(|| {
+        let Some(ready) = mostly_read() else { return };
+        let lacks_memory = &ready.backend.shared.lacks_memory;
+        lacks_memory.store(true, Ordering::Release);
+        let (mut graph, mut made) = (null_mut(), null_mut());
+        // SAFETY: both places are writable.
+        let result = unsafe {
+            assert_eq!(cuGraphCreate(&raw mut graph, 0), 0);
+            cuGraphInstantiateWithFlags(&raw mut made, graph, 0)
+        };
+        assert_eq!(result, 2, "the device has none in spite of that");
+        let mut log = ready.log();
+        log.retain(|message| ["GraphInstantiate?", "ManagedMirror?"].contains(&message.as_str()));
+        assert_eq!(
+            log,
+            ["GraphInstantiate?", "ManagedMirror?", "GraphInstantiate?"]
+        );
     });
 }
 

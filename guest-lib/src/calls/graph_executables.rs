@@ -7,6 +7,7 @@ use crate::error::{CuError, Result};
 use crate::graph::executable::{self, Refused};
 use crate::graph::{graph_handle, node_handle, with};
 use crate::handle::to_pointer;
+use crate::memory::with_room;
 use crate::object::capture_mode::check_call;
 use crate::object::context;
 use crate::object::stream::target;
@@ -33,10 +34,12 @@ fn instantiate(
     let graph = graph_handle(graph).map_err(refused)?;
     check_call().map_err(refused)?;
     let mut why = None;
-    let made = with(|model| {
-        executable::instantiate(scope, model, graph, flags).map_err(|refused| {
-            why = Some(refused);
-            refused.code
+    let made = with_room(|| {
+        with(|model| {
+            executable::instantiate(scope, model, graph, flags).map_err(|refused| {
+                why = Some(refused);
+                refused.code
+            })
         })
     });
     match (made, why) {

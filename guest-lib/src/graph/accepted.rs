@@ -14,7 +14,7 @@ use super::same;
 use super::work::{Kernel, Work, check_fill, copied};
 use crate::error::{CuError, Result};
 use crate::memory::end::End;
-use crate::memory::{memory_map, virtual_memory};
+use crate::memory::{memory_map, residence, virtual_memory};
 use crate::object::context::Scope;
 use crate::object::{event, function};
 use crate::types::{CUDA_MEMSET_NODE_PARAMS, CUgraphEdgeData};
@@ -42,6 +42,8 @@ impl Plan {
     pub fn is_accepted(&self, scope: Scope) -> bool {
         !LACKED_MEMORY.load(Ordering::Relaxed)
             && self.steps.len() <= STEPS
+            // The device may have no memory left because of them.
+            && !residence::has_mirrors()
             && self.steps.iter().all(|step| step.is_accepted(scope))
     }
 }

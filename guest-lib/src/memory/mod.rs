@@ -131,6 +131,15 @@ fn free_unused(scope: Scope, before: u64) -> Result<bool> {
     Ok(freed)
 }
 
+/// Makes a request for which the driver itself may need memory of the device. If there is none left, frees the mirrors of
+/// managed memory, and asks again: natively the memory of mirrors is free.
+pub fn with_room<T>(mut request: impl FnMut() -> Result<T>) -> Result<T> {
+    match request() {
+        Err(CuError::OUT_OF_MEMORY) if residence::free_mirrors() => request(),
+        answer => answer,
+    }
+}
+
 /// Frees what this library holds and natively the driver would not: the program asks how much memory is free.
 pub fn free_kept(scope: Scope) -> Result {
     let freeing = FREEING.lock();

@@ -16,6 +16,7 @@ use wormhole_api::{Handle, Items, LaunchAttribute, LaunchKernel, Parameter};
 
 use crate::device::{Device, LaunchLimits, attribute as device_attribute};
 use crate::error::{CuError, Result};
+use crate::memory::with_room;
 use crate::object::context::Scope;
 use crate::object::event;
 use crate::object::function::{self, Configuration, Function, attribute};
@@ -587,7 +588,7 @@ fn send(
         // One place, so that the compiler inlines it.
         return scope.session.record(message);
     }
-    request(scope, message)?;
+    with_room(|| request(scope, message))?;
     facts.launched.store(true, Ordering::Relaxed);
     if special {
         facts.agree(configuration());

@@ -59,8 +59,7 @@ impl Managed {
             }
             Request::ManagedPlace(_) if busy => return Some(CuResult::NOT_READY),
             Request::ManagedPlace(_)
-                if shared.lacks_memory.load(Ordering::Acquire)
-                    && self.all.values().any(|one| one.mirror.is_some()) =>
+                if shared.lacks_memory.load(Ordering::Acquire) && self.has_mirrors() =>
             {
                 return Some(CuResult::OUT_OF_MEMORY);
             }
@@ -109,6 +108,10 @@ impl Managed {
             _ => return None,
         }
         Some(CuResult::SUCCESS)
+    }
+
+    pub fn has_mirrors(&self) -> bool {
+        self.all.values().any(|one| one.mirror.is_some())
     }
 
     pub fn free_mirror(&mut self, address: u64) {

@@ -63,7 +63,8 @@ pub struct Shared {
     /// Error of launches that fail asynchronously, or 0. The context is dead before the next request is executed or
     /// fence written; those themselves succeed.
     pub fails_launches: AtomicU32,
-    /// If true, the device has no memory for another allocation, image, function, variable, mirror or executable graph.
+    /// If true, the device has no memory for another allocation, image, function, variable, mirror or executable graph, and
+    /// as long as there are mirrors, for no launch and managed memory.
     pub lacks_memory: AtomicBool,
     /// Number of requests that found no memory.
     pub refused: AtomicU64,
@@ -500,6 +501,16 @@ impl Executor {
                         attributes: Items::new(&attributes),
                     },
                 );
+            }
+            Request::LaunchKernel(_)
+                if head.slot.is_some()
+                    && self.managed.has_mirrors()
+                    && self.shared.lacks_memory.load(Ordering::Acquire) =>
+            {
+                let (slot, code) = (head.slot.expect("as above"), CuResult::OUT_OF_MEMORY.0);
+                self.slots
+                    .publish(slot, head.sequence, code, &[])
+                    .expect("it fits");
             }
             Request::GraphInstantiate(_)
             | Request::MemAlloc(_)

@@ -264,6 +264,15 @@ pub fn advise_read_mostly(base: u64, advised: bool) {
     state.note();
 }
 
+/// Returns true if an allocation has a mirror.
+pub fn has_mirrors() -> bool {
+    IS_USED.load(Ordering::Relaxed)
+        && state()
+            .allocations
+            .values()
+            .any(|managed| !matches!(managed.mirror, Mirror::None | Mirror::Wanted))
+}
+
 /// Frees the mirrors of allocations that are mostly read. Returns false if there are none.
 pub fn free_mirrors() -> bool {
     if !IS_USED.load(Ordering::Relaxed) {
