@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use cuda as _;
 use support::calls::launch;
-use support::{Backend, in_process, is_skipped};
+use support::{Backend, FREE_BYTES, TOTAL_BYTES, in_process, is_skipped};
 use wormhole_api::constants::device_ordinal::CPU;
 use wormhole_api::constants::memory_advice::{
     SET_PREFERRED_LOCATION, SET_READ_MOSTLY, UNSET_READ_MOSTLY,
@@ -27,6 +27,7 @@ unsafe extern "C" {
     fn cuMemAdvise(address: u64, bytes: usize, advice: u32, device: i32) -> u32;
     fn cuMemPrefetchAsync(address: u64, bytes: usize, device: i32, stream: *mut c_void) -> u32;
     fn cuMemFree_v2(address: u64) -> u32;
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32;
     fn cuGraphCreate(graph: *mut *mut c_void, flags: u32) -> u32;
     fn cuGraphInstantiateWithFlags(
         executable: *mut *mut c_void,
@@ -578,6 +579,23 @@ fn managed_memory_for_which_the_device_has_no_room_gets_that_of_mirrors() {
         ready.write(0, 4);
         ready.fill(1, 5);
         assert_eq!([0, 1, PART].map(|offset| ready.read(offset)), [4, 5, 0]);
+    });
+}
+
+#[test]
+fn memory_of_mirrors_is_free() {
+    in_process(|| {
+        let Some(ready) = mostly_read() else { return };
+        let info = || {
+            let (mut free, mut total) = (0, 0);
+            // SAFETY: both places are writable.
+            let result = unsafe { cuMemGetInfo_v2(&raw mut free, &raw mut total) };
+            assert_eq!(result, 0);
+            [free, total]
+        };
+        assert_eq!(info(), [FREE_BYTES + 3 * PART, TOTAL_BYTES]);
+        ready.advise(BYTES, UNSET_READ_MOSTLY);
+        assert_eq!(info(), [FREE_BYTES, TOTAL_BYTES]);
     });
 }
 

@@ -8,7 +8,7 @@ use wormhole_api::constants::host_alloc_flags::{DEVICEMAP, PORTABLE};
 use crate::error::{CuError, Result};
 use crate::graph;
 use crate::memory::map::Origin;
-use crate::memory::{self, memory_map};
+use crate::memory::{self, memory_map, residence};
 use crate::object::context;
 use crate::parameter::Out;
 use crate::types::CUdeviceptr;
@@ -50,9 +50,14 @@ pub fn cuMemFree_v2(dptr: CUdeviceptr) -> Result {
 pub fn cuMemGetInfo_v2(free: Out<'_, usize>, total: Out<'_, usize>) -> Result {
     let scope = context::scope()?;
     memory::free_kept(scope)?;
-    let info = scope
+    let [unused, all] = scope
         .session
         .request(&MemGetInfo {}, |reply| [reply.free, reply.total])?;
+    // The program can allocate the memory of mirrors, too.
+    let info = [
+        all.min(unused.saturating_add(residence::mirror_bytes())),
+        all,
+    ];
     let [free_bytes, total_bytes] = info.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
     free.put_if_wanted(free_bytes);
     total.put_if_wanted(total_bytes);

@@ -42,6 +42,9 @@ const SESSION: usize = 1;
 pub const WINDOW_BYTES: usize = SEGMENTS * SEGMENT_BYTES;
 /// Size of the device's only allocation, which every allocation returns.
 pub const DEVICE_BYTES: usize = 4 << 20;
+/// What the device says of its free and all memory.
+pub const FREE_BYTES: usize = 1 << 20;
+pub const TOTAL_BYTES: usize = 1 << 30;
 /// Unit of mappings and reserved addresses.
 pub const GRANULE: u64 = 2 << 20;
 
@@ -688,7 +691,13 @@ impl Executor {
             ),
             Request::EventElapsed(_) => self.answer(head, &EventElapsedReply { milliseconds: 1.0 }),
             Request::ContextGetLimit(_) => self.answer(head, &ContextGetLimitReply { value: 1 }),
-            Request::MemGetInfo(_) => self.answer(head, &MemGetInfoReply { free: 1, total: 2 }),
+            Request::MemGetInfo(_) => self.answer(
+                head,
+                &MemGetInfoReply {
+                    free: FREE_BYTES as u64,
+                    total: TOTAL_BYTES as u64,
+                },
+            ),
             _ if head.slot.is_some() => self.answer(head, &()),
             _ => {}
         }

@@ -266,11 +266,19 @@ pub fn advise_read_mostly(base: u64, advised: bool) {
 
 /// Returns true if an allocation has a mirror.
 pub fn has_mirrors() -> bool {
-    IS_USED.load(Ordering::Relaxed)
-        && state()
-            .allocations
-            .values()
-            .any(|managed| !matches!(managed.mirror, Mirror::None | Mirror::Wanted))
+    mirror_bytes() != 0
+}
+
+/// Returns the bytes of all mirrors, which an allocation gets that finds no other memory.
+pub fn mirror_bytes() -> u64 {
+    if !IS_USED.load(Ordering::Relaxed) {
+        return 0;
+    }
+    let state = state();
+    let managed = state.allocations.values();
+    let mirrored =
+        managed.filter(|managed| !matches!(managed.mirror, Mirror::None | Mirror::Wanted));
+    mirrored.map(|managed| managed.bytes).sum()
 }
 
 /// Frees the mirrors of allocations that are mostly read. Returns false if there are none.
