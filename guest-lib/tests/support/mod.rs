@@ -42,7 +42,7 @@ const SESSION: usize = 1;
 pub const WINDOW_BYTES: usize = SEGMENTS * SEGMENT_BYTES;
 /// Size of the device's only allocation, which every allocation returns.
 pub const DEVICE_BYTES: usize = 4 << 20;
-/// What the device says of its free and all memory.
+/// Free memory of the device, and all of it, as it says.
 pub const FREE_BYTES: usize = 1 << 20;
 pub const TOTAL_BYTES: usize = 1 << 30;
 /// Unit of mappings and reserved addresses.
