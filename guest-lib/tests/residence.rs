@@ -460,10 +460,43 @@ fn a_mirror_is_neither_made_nor_freed_while_work_may_wait_for_the_program() {
     });
 }
 
+/// Seconds after which a thread that waits for the test's own is ended.
+const STUCK: u32 = 120;
+
+#[test]
+fn a_thread_that_frees_managed_memory_holds_up_no_access_to_other() {
+    in_process(|| {
+        let Some(ready) = ready() else { return };
+        ready.place_on_device();
+        let other = allocate(BYTES);
+        prefetch(other);
+        ready.fill(1, 2);
+        let shared = &ready.backend.shared;
+        shared.is_busy.store(true, Ordering::Release);
+        let freeing = std::thread::spawn(move || {
+            let mut context = null_mut();
+            // SAFETY: the place is writable, and nothing uses the memory.
+            unsafe {
+                assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
+                assert_eq!(cuCtxSetCurrent(context), 0);
+                cuMemFree_v2(other)
+            }
+        });
+        while !ready.log().contains(&"ManagedClose?".to_owned()) {
+            std::thread::yield_now();
+        }
+        // SAFETY: a plain call.
+        unsafe { libc::alarm(STUCK) };
+        ready.write(2, 3);
+        assert_eq!([1, 2].map(|offset| ready.read(offset)), [2, 3]);
+        assert!(!freeing.is_finished(), "it waits for the device");
+        shared.is_busy.store(false, Ordering::Release);
+        assert_eq!(freeing.join().unwrap(), 0);
+    });
+}
+
 #[test]
 fn a_thread_that_waits_for_the_memory_of_mirrors_holds_up_no_other() {
-    /// Seconds after which a thread that waits for this one is ended.
-    const STUCK: u32 = 120;
     in_process(|| {
         let Some(ready) = mostly_read() else { return };
         ready.fill(PART, 2);

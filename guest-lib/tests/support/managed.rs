@@ -26,6 +26,24 @@ struct One {
     mirror: Option<Vec<u8>>,
 }
 
+/// Part of the managed memory at an address that a request frees.
+pub enum Free {
+    Mirror(u64),
+    All(u64),
+}
+
+impl Free {
+    pub fn of(request: &Request<'_>) -> Option<Self> {
+        match request {
+            Request::ManagedMirror(message) if message.wanted == 0 => {
+                Some(Self::Mirror(message.address.0))
+            }
+            Request::ManagedClose(message) => Some(Self::All(message.address.0)),
+            _ => None,
+        }
+    }
+}
+
 impl Managed {
     pub fn new(base: usize) -> Self {
         Self {
@@ -42,6 +60,10 @@ impl Managed {
     /// Executes a message about managed memory. Returns nothing for any other.
     pub fn execute(&mut self, request: &Request<'_>, shared: &Shared) -> Option<CuResult> {
         let busy = shared.is_busy.load(Ordering::Acquire);
+        if let Some(free) = Free::of(request) {
+            self.free(free);
+            return Some(CuResult::SUCCESS);
+        }
         match request {
             Request::ManagedIdle(_) if busy => return Some(CuResult::NOT_READY),
             Request::ManagedIdle(_) => {}
@@ -53,9 +75,6 @@ impl Managed {
                     mirror: None,
                 };
                 assert!(self.all.insert(message.address.0, one).is_none());
-            }
-            Request::ManagedClose(message) => {
-                self.all.remove(&message.address.0).expect("opened");
             }
             Request::ManagedPlace(_) if busy => return Some(CuResult::NOT_READY),
             Request::ManagedPlace(_)
@@ -75,9 +94,6 @@ impl Managed {
             }
             Request::ManagedFetch(message) if busy && message.concurrent == 0 => {
                 return Some(CuResult::NOT_READY);
-            }
-            Request::ManagedMirror(message) if message.wanted == 0 => {
-                self.free_mirror(message.address.0);
             }
             Request::ManagedMirror(_) if shared.lacks_memory.load(Ordering::Acquire) => {
                 return Some(CuResult::OUT_OF_MEMORY);
@@ -114,9 +130,16 @@ impl Managed {
         self.all.values().any(|one| one.mirror.is_some())
     }
 
-    pub fn free_mirror(&mut self, address: u64) {
-        let one = self.all.get_mut(&address).expect("opened");
-        assert!(one.mirror.take().is_some());
+    pub fn free(&mut self, free: Free) {
+        match free {
+            Free::Mirror(address) => {
+                let one = self.all.get_mut(&address).expect("opened");
+                assert!(one.mirror.take().is_some());
+            }
+            Free::All(address) => {
+                self.all.remove(&address).expect("opened");
+            }
+        }
     }
 
     /// Executes a refresh, and returns whether the home is current.

@@ -349,8 +349,8 @@ struct Executor {
     /// End of the addresses that are reserved.
     reserved: u64,
     managed: managed::Managed,
-    /// Requests that free mirrors of managed memory, and its address. They wait for the device, as the driver does.
-    frees: Vec<(RecordHead, u64)>,
+    /// Requests that free managed memory or its mirror. They wait for the device, as the driver does.
+    frees: Vec<(RecordHead, managed::Free)>,
     shared: Arc<Shared>,
     /// Fences that a slow device has not written yet.
     late: Vec<(FenceIndex, u64)>,
@@ -410,7 +410,7 @@ impl Executor {
                             self.answer(head, &());
                         }
                     }
-                    self.free_mirrors();
+                    self.free();
                     self.idle += 1;
                     if self.idle > WHILE {
                         self.finish();
@@ -421,13 +421,13 @@ impl Executor {
         }
     }
 
-    /// Frees the mirrors that wait for the device, if it is idle.
-    fn free_mirrors(&mut self) {
+    /// Frees what waits for the device, if it is idle.
+    fn free(&mut self) {
         if self.shared.is_busy.load(Ordering::Acquire) {
             return;
         }
-        for (head, address) in std::mem::take(&mut self.frees) {
-            self.managed.free_mirror(address);
+        for (head, free) in std::mem::take(&mut self.frees) {
+            self.managed.free(free);
             self.answer(head, &());
         }
     }
@@ -456,11 +456,10 @@ impl Executor {
         if head.slot.is_some() {
             self.show_failure();
         }
-        if let Request::ManagedMirror(message) = request
-            && message.wanted == 0
+        if let Some(free) = managed::Free::of(request)
             && self.shared.is_busy.load(Ordering::Acquire)
         {
-            self.frees.push((head, message.address.0));
+            self.frees.push((head, free));
             return;
         }
         if let Some(result) = self.managed.execute(request, &self.shared) {

@@ -186,21 +186,22 @@ pub fn free(base: u64) -> bool {
     if !IS_USED.load(Ordering::Relaxed) {
         return false;
     }
-    let mut state = state();
-    let Some(managed) = state.allocations.remove(&base) else {
+    let mut locked = state();
+    let Some(managed) = locked.allocations.remove(&base) else {
         return false;
     };
     let (bytes, session, home) = (managed.bytes, managed.session, managed.home);
-    state
+    locked
         .tainted
         .retain(|part| !(base..base + bytes).contains(part));
-    state.note();
+    locked.note();
+    // The worker waits for work of other threads, and that perhaps for a thread that waits for the lock.
+    drop(locked);
     let address = DevicePtr(base);
     let closed = session.request_after_end(&ManagedClose { address }, |()| ());
     // Threads that still wait for an access go on, and fault as after a native free.
-    state.give_back(base, bytes);
+    state().give_back(base, bytes);
     wake(base, bytes);
-    drop(state);
     match closed {
         Ok(()) => session.free_arena(home),
         // The home stays until the session ends.
