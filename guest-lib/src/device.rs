@@ -26,6 +26,12 @@ const PLACES: usize = {
     greatest.cast_unsigned() as usize + 1
 };
 
+/// Returns the place of an attribute's value, if there is such an attribute.
+#[inline]
+fn place(id: i32) -> Option<usize> {
+    usize::try_from(id).ok().filter(|place| *place < PLACES)
+}
+
 /// Greatest number of devices of a process.
 pub const MOST: usize = MOST_DEVICES;
 
@@ -43,8 +49,8 @@ pub struct LaunchLimits {
 impl LaunchLimits {
     fn of(attributes: &[i32; PLACES]) -> Self {
         let value = |id: i32| {
-            let value = usize::try_from(id).ok().and_then(|id| attributes.get(id));
-            value.map_or(0, |value| u32::try_from(*value).unwrap_or(0))
+            let value = place(id).map_or(0, |place| attributes[place]);
+            u32::try_from(value).unwrap_or(0)
         };
         let three = |first: i32| [value(first), value(first + 1), value(first + 2)];
         Self {
@@ -88,11 +94,8 @@ impl Device {
             .iter()
             .filter_map(|info| Some((info.id, info.answer?)));
         for (id, value) in given.chain(promised) {
-            if let Some(place) = usize::try_from(id)
-                .ok()
-                .and_then(|id| attributes.get_mut(id))
-            {
-                *place = value;
+            if let Some(place) = place(id) {
+                attributes[place] = value;
             }
         }
         let name: Vec<u8> = reply
@@ -118,21 +121,16 @@ impl Device {
     /// Returns the value of an attribute, or `INVALID_VALUE` for an unknown number.
     #[inline]
     pub fn attribute(&self, id: i32) -> Result<i32> {
-        usize::try_from(id)
-            .ok()
-            .filter(|id| *id != 0)
-            .and_then(|id| self.attributes.get(id))
-            .copied()
+        place(id)
+            .filter(|place| *place != 0)
+            .map(|place| self.attributes[place])
             .ok_or(CuError::INVALID_VALUE)
     }
 
     /// Reports an attribute as absent.
     pub fn lacks(&mut self, id: i32) {
-        if let Some(place) = usize::try_from(id)
-            .ok()
-            .and_then(|id| self.attributes.get_mut(id))
-        {
-            *place = 0;
+        if let Some(place) = place(id) {
+            self.attributes[place] = 0;
         }
     }
 
