@@ -432,6 +432,21 @@ impl Executor {
         }
     }
 
+    /// Returns whether a request finds no memory of the device.
+    fn lacks_memory_for(&self, request: &Request<'_>) -> bool {
+        let takes_memory = match request {
+            Request::LaunchKernel(_) => self.managed.has_mirrors(),
+            Request::GraphInstantiate(_)
+            | Request::MemAlloc(_)
+            | Request::MemCreate(_)
+            | Request::ModuleLoad(_)
+            | Request::ModuleGetFunction(_)
+            | Request::ModuleGetGlobal(_) => true,
+            _ => false,
+        };
+        takes_memory && self.shared.lacks_memory.load(Ordering::Acquire)
+    }
+
     /// Kills the context if a launch has failed.
     fn show_failure(&self) {
         if self.has_failed {
@@ -504,24 +519,7 @@ impl Executor {
                     },
                 );
             }
-            Request::LaunchKernel(_)
-                if head.slot.is_some()
-                    && self.managed.has_mirrors()
-                    && self.shared.lacks_memory.load(Ordering::Acquire) =>
-            {
-                let (slot, code) = (head.slot.expect("as above"), CuResult::OUT_OF_MEMORY.0);
-                self.slots
-                    .publish(slot, head.sequence, code, &[])
-                    .expect("it fits");
-            }
-            Request::GraphInstantiate(_)
-            | Request::MemAlloc(_)
-            | Request::MemCreate(_)
-            | Request::ModuleLoad(_)
-            | Request::ModuleGetFunction(_)
-            | Request::ModuleGetGlobal(_)
-                if head.slot.is_some() && self.shared.lacks_memory.load(Ordering::Acquire) =>
-            {
+            _ if head.slot.is_some() && self.lacks_memory_for(request) => {
                 let (slot, code) = (head.slot.expect("as above"), CuResult::OUT_OF_MEMORY.0);
                 self.slots
                     .publish(slot, head.sequence, code, &[])
